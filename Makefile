@@ -6,6 +6,8 @@ PYTHON ?= python3
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests start hundreds of processes: each would compile all of geomx anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo lossy-demo examples test grids faults engines explore mutants lint docs packages constraints bench-quick bench clean
 

@@ -16,16 +16,19 @@ BEGIN, END = "<!-- matrix: made by docs/make_matrix.py -->\n", "<!-- end of matr
 
 
 def table(cells: list[dict[str, Any]]) -> str:
-    """A row for each algorithm, a column for each codec; the shards that came to the same stand together."""
+    """A row for each algorithm, alone and with an overlay, a column for each codec; one cell for all shards."""
     codecs = list(dict.fromkeys(cell["codec"] for cell in cells))
     lines = ["| | " + " | ".join(f"`{codec}`" for codec in codecs) + " |", "|---" * (len(codecs) + 1) + "|"]
-    for algorithm in dict.fromkeys(cell["algorithm"] for cell in cells):
-        mine = [cell for cell in cells if cell["algorithm"] == algorithm]
+    for algorithm, overlay in dict.fromkeys((cell["algorithm"], cell["overlay"]) for cell in cells):
+        mine = [cell for cell in cells if (cell["algorithm"], cell["overlay"]) == (algorithm, overlay)]
         row = []
         for codec in codecs:
             here = (cell for cell in mine if cell["codec"] == codec)
             row.append("; ".join(sorted({": ".join(filter(None, (c["result"], c["reason"]))) for c in here})))
-        lines.append(f"| {algorithm} | " + " | ".join(row) + " |")
+        if len(set(row)) == 1 and row[0].startswith("refused"):
+            row = [row[0], *("" for _ in row[1:])]
+        name = f"{algorithm}, overlay `{overlay}`" if overlay else algorithm
+        lines.append(f"| {name} | " + " | ".join(row) + " |")
     return "\n".join(lines) + "\n"
 
 

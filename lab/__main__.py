@@ -1,5 +1,5 @@
 """The lab's commands: `python -m lab up FILE`, `down`, `status`, `set`, `begin`, `rebind`, `shell`, `exec`, `check`,
-`demo`.
+`graphs`, `demo`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lab.check import check
 from lab.control import Control
 from lab.describe import CONGESTION, Network, describe, load
 from lab.errors import LabError, RouterError, Unavailable
+from lab.graphs import compare
 from lab.lab import Lab
 from lab.link import Conditions, Counters
 from lab.lossy_demo import play
@@ -76,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     added = command("check", _check, "measure rates, delays and losses against what was set", of_lab=False)
     added.add_argument("--quick", action="store_true", help="a few cells, in less than 20 s")
     added.add_argument("--seed", type=int, help="of the losses, to repeat a check; else another each time")
+    text = "measure what TCP makes of shared links, against the simulator's fair shares"
+    added = command("graphs", _graphs, text, of_lab=False)
+    added.add_argument("--times", type=int, default=1, help="how often each network is measured")
     command("demo", _demo, "train over links that lose 5 %: TCP and datagrams in turn", of_lab=False)
     return parser
 
@@ -253,6 +257,10 @@ def _enter(chosen: argparse.Namespace, command: Sequence[str]) -> NoReturn:
 def _check(chosen: argparse.Namespace) -> int:
     seed = secrets.randbits(32) if chosen.seed is None else chosen.seed
     return 0 if check(chosen.quick, seed, lambda line: print(line, flush=True)) else 1
+
+
+def _graphs(chosen: argparse.Namespace) -> int:
+    return 0 if compare(chosen.times, lambda line: print(line, flush=True)) else 1
 
 
 def _demo(_: argparse.Namespace) -> int:

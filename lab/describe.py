@@ -2,8 +2,8 @@
 
 `[default]` holds the conditions of every directed pair of sites, each `[[link]]` changes some of them for the
 pairs that it names (`"*"` names every site), and each `[[event]]` does so for a while. Where several speak of
-one pair, the later one in the file wins. The tables are checked as those of a run are, by
-`geomx.config.reading.checking`.
+one pair, the later one in the file wins. A `[[route]]` leads packets over a third site. The tables are checked as
+those of a run are, by `geomx.config.reading.checking`.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class ConditionsTable(Table):
     burst_loss: float | None = Field(None, ge=0, le=1)
     cut: bool | None = None
     queue_ms: float | None = Field(None, ge=0, le=60_000)
+    fair: bool | None = None
     reorder: float | None = Field(None, ge=0, le=1)
     reorder_ms: float | None = Field(None, gt=0, le=60_000)
     duplicate: float | None = Field(None, ge=0, le=1)
@@ -109,6 +110,14 @@ class EventTable(PairTable):
     for_s: float | None = Field(None, gt=0)
 
 
+class RouteTable(Table):
+    """What goes from one site to another takes the link to a third one first."""
+
+    source: str = Field(alias="from")
+    target: str = Field(alias="to")
+    over: str
+
+
 class RebindTable(Table):
     """At `at_s` the NAT of a site forgets its mappings of UDP."""
 
@@ -123,6 +132,7 @@ class NetworkTable(Table):
     default: ConditionsTable = Field(default_factory=ConditionsTable)
     links: tuple[PairTable, ...] = Field((), alias="link", strict=False)
     events: tuple[EventTable, ...] = Field((), alias="event", strict=False)
+    routes: tuple[RouteTable, ...] = Field((), alias="route", strict=False)
     rebinds: tuple[RebindTable, ...] = Field((), alias="rebind", strict=False)
     congestion: Congestion = "bbr"
     seed: int = 0
@@ -139,6 +149,7 @@ class Network:
     sites: tuple[Site, ...]
     links: Mapping[Pair, Conditions]
     events: tuple[EventTable, ...]
+    routes: Mapping[Pair, str]  # the site to which packets go first, where it is not the last one
     rebinds: tuple[RebindTable, ...]
     congestion: str
     seed: int
@@ -176,7 +187,8 @@ def _network(document: Document, source: str) -> Network:
             settings[pair].update(link.changes)
     links = {pair: Conditions().changed(setting) for pair, setting in settings.items()}
     rest = described.congestion, described.seed, document.data
-    return Network(source, described.sites, links, described.events, described.rebinds, *rest)
+    routes = {(route.source, route.target): route.over for route in described.routes}
+    return Network(source, described.sites, links, described.events, routes, described.rebinds, *rest)
 
 
 def changed_by_hand(links: Mapping[Pair, Conditions], request: Mapping[str, Any]) -> dict[Pair, Conditions]:
@@ -253,6 +265,36 @@ def _faults_of_ends(path: KeyPath, row: Mapping[str, Any], names: Sequence[str])
         yield Problem((*path, "to"), shown(row["to"]), "another site than `from`")
 
 
+_ROUTE = {"from", "to", "over"}
+
+
+def _routes_lead_to_their_ends(values: Values) -> Iterator[Problem]:
+    names = _names(values)
+    rows = [(path, row) for path, row in _rows(values, "route") if names and row.keys() >= _ROUTE]
+    faults = [problem for path, row in rows if (problem := _fault_of_route(path, row, names))]
+    yield from faults
+    over = {(row["from"], row["to"]): row["over"] for _, row in rows}
+    for path, row in rows if not faults else ():
+        way = [row["from"]]
+        while way[-1] != row["to"]:
+            way.append(over.get((way[-1], row["to"]), row["to"]))
+            if way[-1] in way[:-1]:
+                yield Problem(
+                    (*path, "over"), " to ".join(way), f"a site from which packets reach {row['to']}"
+                )
+                return  # one site of a circle shows it
+
+
+def _fault_of_route(path: KeyPath, row: Mapping[str, Any], names: Sequence[str]) -> Problem | None:
+    ends = [row["from"], row["to"]]
+    for key, others in (("from", []), ("to", ends[:1]), ("over", ends)):
+        allowed = [name for name in names if name not in others]
+        if row[key] not in allowed:
+            known = ", ".join(f"`{name}`" for name in allowed)
+            return Problem((*path, key), shown(row[key]), known, nearest(row[key], allowed))
+    return None
+
+
 def _who_rebinds_has_a_nat(values: Values) -> Iterator[Problem]:
     behind = [site["name"] for site in values["site"] if site.get("nat") and site.get("name") is not None]
     for path, row in _rows(values, "rebind") if _names(values) else []:
@@ -303,6 +345,7 @@ def _jitter_above_delay(layers: Layers, pair: Pair) -> Problem | None:
 RULES: tuple[Rule, ...] = (
     partial(unique_names, key="site"),
     _ends_are_sites,
+    _routes_lead_to_their_ends,
     _who_rebinds_has_a_nat,
     partial(change_something, key="link", changing=KEYS),
     partial(change_something, key="event", changing=KEYS),

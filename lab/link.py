@@ -9,6 +9,10 @@ whole.
 Beside what the line does, a link can refuse packets at its near end (UDP, and what is larger than its MTU), and at its
 far end let segments come twice, or so late that others overtake them.
 
+Where a queue is fair, packets from each site to each other wait in a queue of their own. The next slice is of the pair
+that has sent the least while it waited: A. Demers, S. Keshav and S. Shenker's fair queueing (1989), by slices in place
+of bits.
+
 Slices start lazily, whenever somebody looks: all that started before `now` is computed then. This is exact,
 because conditions only change through `change`, which looks first.
 """
@@ -17,8 +21,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from math import inf
 from random import Random
 
@@ -26,6 +31,7 @@ from geomx.channels.emulation.link import Line, LinkSpec, geometric
 from lab.packets import UDP, Packet
 
 SLICE_S = 0.002
+Pair = tuple[int, int]  # numbers of sites: from, to
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,7 @@ class Conditions(LinkSpec):
     """A link at one moment. Rates count IP packets as they are on the wire, headers and all."""
 
     queue_ms: float = 100.0  # how long the last segment that still finds room will wait, at the present rate
+    fair: bool = False  # packets of each pair of sites have a queue of their own, and these take turns
     reorder: float = 0.0  # share of segments that are held up, so that later ones overtake them
     reorder_ms: float = 20.0  # for how long at most
     duplicate: float = 0.0  # share of segments that come twice
@@ -80,6 +87,61 @@ class _Waiting:
         self.end = end
 
 
+class _FairQueue:
+    """In place of a deque: its first element belongs to the pair of sites that has sent the least while it waited."""
+
+    def __init__(self) -> None:
+        self._queues: dict[Pair, deque[_Waiting]] = {}
+        self._waiting_bytes: dict[Pair, int] = {}
+        self._sent_bytes: dict[Pair, int] = {}  # whoever begins to wait begins with the least of the others
+        self._turn: Pair = (0, 0)
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def __iter__(self) -> Iterator[_Waiting]:
+        return chain.from_iterable(self._queues.values())
+
+    def append(self, waiting: _Waiting) -> None:
+        """Behind those of the same pair."""
+        packet = waiting.packet
+        pair = (packet.source, packet.target)
+        if pair not in self._queues:
+            self._queues[pair] = deque()
+            self._sent_bytes[pair] = min(self._sent_bytes.values(), default=0)
+        self._queues[pair].append(waiting)
+        size_bytes = packet.run_bytes(waiting.first, waiting.end)
+        self._waiting_bytes[pair] = self._waiting_bytes.get(pair, 0) + size_bytes
+
+    def __getitem__(self, _: int) -> _Waiting:
+        self._turn = min(self._sent_bytes, key=self._sent_bytes.__getitem__)
+        return self._queues[self._turn][0]
+
+    def has_sent(self, size_bytes: int) -> None:
+        """Of the first element."""
+        self._sent_bytes[self._turn] += size_bytes
+        self._waiting_bytes[self._turn] -= size_bytes
+
+    def popleft(self) -> None:
+        """The first element is gone."""
+        queue = self._queues[self._turn]
+        queue.popleft()
+        if not queue:
+            for each in (self._queues, self._sent_bytes, self._waiting_bytes):
+                del each[self._turn]
+
+    def clear(self) -> None:
+        """Nothing waits any more."""
+        for each in (self._queues, self._sent_bytes, self._waiting_bytes):
+            each.clear()
+
+    def room(self, room_bytes: float, packet: Packet) -> float:
+        """What is left for a packet's pair, if pairs share the room evenly."""
+        pair = (packet.source, packet.target)
+        pairs = len(self._queues) + (pair not in self._queues)
+        return room_bytes / pairs - self._waiting_bytes.get(pair, 0)
+
+
 class _Share:
     """Picks a share of the segments that pass one by one, by chance."""
 
@@ -105,7 +167,7 @@ class Link:
     def __init__(self, conditions: Conditions, chance: Random) -> None:
         self._line = Line(conditions, chance)
         self._chance = chance
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_Waiting] | _FairQueue = deque()
         self._queued_bytes = 0
         self._travelling: deque[tuple[float, Packet, int, int]] = deque()
         self._held: list[
@@ -120,6 +182,11 @@ class Link:
         self._refusing = conditions.cut or conditions.udp_blocked or conditions.mtu > 0
         self._late = _Share(self._chance, conditions.reorder) if conditions.reorder else None
         self._twice = _Share(self._chance, conditions.duplicate) if conditions.duplicate else None
+        if conditions.fair is not isinstance(self._queue, _FairQueue):
+            waiting = list(self._queue)
+            self._queue = _FairQueue() if conditions.fair else deque()
+            for each in waiting:
+                self._queue.append(each)
         self._disorderly = self._late is not None or self._twice is not None
 
     @property
@@ -186,12 +253,16 @@ class Link:
 
     def _fitting(self, packet: Packet) -> int:
         """How many of its segments find room; an empty queue always takes one."""
-        conditions = self.conditions
-        room = conditions.bytes_in(conditions.queue_ms / 1e3) - self._queued_bytes
+        conditions, queue = self.conditions, self._queue
+        room = conditions.bytes_in(conditions.queue_ms / 1e3)
+        if isinstance(queue, _FairQueue):
+            room = queue.room(room, packet)
+        else:
+            room -= self._queued_bytes
         if packet.wire_bytes <= room:
             return packet.segments
         fitting = max(0, int(room // packet.segment_bytes))
-        return fitting if fitting or self._queue else 1
+        return fitting if fitting or queue else 1
 
     def _start(self, now: float) -> None:
         """Put on the wire every slice whose turn came at or before `now`."""
@@ -203,6 +274,8 @@ class Link:
             end = min(waiting.end, first + slice_segments)
             size_bytes = packet.run_bytes(first, end)
             self._queued_bytes -= size_bytes
+            if isinstance(self._queue, _FairQueue):
+                self._queue.has_sent(size_bytes)
             self._travel(packet, first, end, line.arrival(line.send(size_bytes, self._ready_at)))
             if end == waiting.end:
                 self._queue.popleft()

@@ -141,6 +141,45 @@ def flows(lab: Lab, pairs: Sequence[Pair], congestion: str, warm_s: float, for_s
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """So many bytes from one site to another, over some TCP connections."""
+
+    pair: Pair
+    size_bytes: int
+    connections: int = 1
+
+
+def transfers(lab: Lab, wanted: Sequence[Transfer], congestion: str) -> list[float]:
+    """Send all of them, beginning at once; the seconds until the last byte of each has come."""
+    with ExitStack() as stack:
+        groups = [
+            [_Connection(lab, each.pair, congestion, stack) for _ in range(each.connections)]
+            for each in wanted
+        ]
+        owner = {end: number for number, group in enumerate(groups) for c in group for end in (c.near, c.far)}
+        far, near = ({c.far for group in groups for c in group}, {c.near for group in groups for c in group})
+        unsent, missing = ([each.size_bytes for each in wanted] for _ in range(2))
+        took_s = [0.0] * len(wanted)
+        chunk, space = memoryview(bytes(_CHUNK_BYTES)), memoryview(bytearray(4 * _CHUNK_BYTES))
+        began_at = heard_at = time.perf_counter()
+        while any(missing):
+            readable, writable, _ = select.select(list(far), list(near), [], _GIVE_UP_S)
+            now = time.perf_counter()
+            for end in readable:
+                number, heard_at = owner[end], now
+                missing[number] -= end.recv_into(space)
+                took_s[number] = now - began_at
+            for end in writable:
+                number = owner[end]
+                unsent[number] -= end.send(chunk[: min(_CHUNK_BYTES, unsent[number])])
+                if not unsent[number]:
+                    near -= {connection.near for connection in groups[number]}
+            if now - heard_at > _GIVE_UP_S:
+                raise LabError(f"nothing has come for {_GIVE_UP_S:g} s: is a link cut?")
+        return took_s
+
+
 def _pump(connections: Sequence[_Connection], until: float) -> float:
     """Send and receive all that can be; when it ended."""
     chunk, space = memoryview(bytes(_CHUNK_BYTES)), memoryview(bytearray(4 * _CHUNK_BYTES))

@@ -68,6 +68,11 @@ class Packet:
         return self.data[VNET_BYTES + 18]
 
     @property
+    def source(self) -> int:
+        """The same of the source's address."""
+        return self.data[VNET_BYTES + 14]
+
+    @property
     def protocol(self) -> int:
         """What IPv4 carries, such as TCP; each fragment of a datagram says so."""
         return self.data[VNET_BYTES + 9]

@@ -29,7 +29,11 @@ class Switch:
             pair: Link(conditions, Random(f"{network.seed} {pair[0]} {pair[1]}"))
             for pair, conditions in network.links.items()
         }
-        self._ways = [[self._links.get((a, b)) for b in self._names] for a in self._names]
+        first = network.routes
+        self._ways = [
+            [self._links.get((a, first.get((a, b), b))) for b in self._names] for a in self._names
+        ]  # the first link of each way
+        self._routed = bool(first)
         self._agenda: list[tuple[float, int, Link, int]] = []  # at most one entry a link, except after a cut
         self._planned: dict[int, float] = {}
         self._targets = {id(link): self._names.index(pair[1]) for pair, link in self._links.items()}
@@ -51,7 +55,7 @@ class Switch:
             self.strays += 1
             return
         target = packet.target - 1
-        link = self._ways[source][target] if 0 <= target < len(self._names) else None
+        link = self._first(source, target)
         if link is None:
             self.strays += 1
             return
@@ -63,6 +67,21 @@ class Switch:
         if link.arrive(packet, now):
             self._tell_too_large(packet, self._ways[target][source], link.conditions.mtu, now)
         self._plan(link)
+
+    def _first(self, here: int, there: int) -> Link | None:
+        """The link on which packets leave one site for another; None where there is no such site."""
+        return self._ways[here][there] if 0 <= there < len(self._names) else None
+
+    def _pass_on(self, here: int, data: bytes, now: float) -> bool:
+        """Put a packet that has come to site number `here` on its next link; False where it is at its end."""
+        packet = Packet(data)
+        link = self._first(here, packet.target - 1)
+        if link is None:
+            return False
+        if link.arrive(packet, now):
+            self._tell_too_large(packet, self._first(here, packet.source - 1), link.conditions.mtu, now)
+        self._plan(link)
+        return True
 
     def _rewritten(self, source: int, link: Link, data: bytes) -> bytes | None:
         """What a site's edge makes of a packet that leaves; None where it does not let it."""
@@ -97,6 +116,8 @@ class Switch:
                 del self._planned[key]
             packets = link.due(now)
             self._plan(link)
+            if self._routed:
+                packets = [each for each in packets if not self._pass_on(target, each, now)]
             if nat := self._nats[target]:
                 packets = [each for each in map(nat.inward, packets) if each is not None]
             if packets:

@@ -32,7 +32,7 @@ from geomx.train import LiveRun, Settings
 from geomx.train.model.model_slices import LEDGER
 
 torch.set_num_threads(1)
-ELEMENTS, STEPS, LR = 50_000, 4, 2.0**-4
+ELEMENTS, STEPS, LR = 25_000, 4, 2.0**-4
 
 
 class Recorder:

@@ -6,8 +6,10 @@ import atexit
 import multiprocessing
 import os
 import runpy
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,9 +44,43 @@ def geomx_command(
 
     `namespace`: the network namespace that it runs in; "": that of the tests.
     """
-    _stand(folder, output)
+    _stand(folder, output, output)
     os.environ.update(environment)
     os.execvpe = _run_script  # type: ignore[assignment]
+    _call(arguments, namespace)
+
+
+def geomx(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, namespace: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """What `geomx ARGUMENTS` does in a new process, to its end."""
+    (out, out_writer), (err, err_writer) = (context.Pipe(duplex=False) for _ in range(2))
+    how = (list(arguments), dict(environment), folder, out_writer, err_writer, namespace)
+    process = context.Process(target=_geomx, args=how, daemon=True)
+    process.start()
+    for writer in (out_writer, err_writer):
+        writer.close()
+    with ThreadPoolExecutor(2) as both:
+        said, told = both.map(_read, (out, err))
+    process.join()
+    return subprocess.CompletedProcess(["geomx", *arguments], process.exitcode or 0, said, told)
+
+
+def _geomx(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    output: Connection,
+    errors: Connection,
+    namespace: str,
+) -> None:
+    _stand(folder, output, errors)
+    os.environ.clear()
+    os.environ.update(environment)
+    _call(arguments, namespace)
+
+
+def _call(arguments: Sequence[str], namespace: str) -> NoReturn:
     with system.inside(namespace) if namespace else nullcontext():  # before there are other threads
         try:
             sys.exit(main(arguments))
@@ -58,16 +94,21 @@ def printed(command: Sequence[str], folder: Path) -> str:
     process = context.Process(target=_script, args=(command, folder, writer), daemon=True)
     process.start()
     writer.close()
-    with open(reader.fileno(), encoding="utf-8", closefd=False) as output:
-        said = output.read()
-    reader.close()
+    said = _read(reader)
     process.join()
     assert process.exitcode == 0, said
     return said
 
 
+def _read(reader: Connection) -> str:
+    with open(reader.fileno(), encoding="utf-8", closefd=False) as output:
+        said = output.read()
+    reader.close()
+    return said
+
+
 def _script(command: Sequence[str], folder: Path, output: Connection) -> None:
-    _stand(folder, output)
+    _stand(folder, output, output)
     alone = {key: value for key, value in os.environ.items() if not key.startswith("GEOMX_")}
     os.environ.clear()
     try:
@@ -76,11 +117,12 @@ def _script(command: Sequence[str], folder: Path, output: Connection) -> None:
         atexit._run_exitfuncs()
 
 
-def _stand(folder: Path, output: Connection) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(output.fileno(), stream.fileno())
+def _stand(folder: Path, output: Connection, errors: Connection) -> None:
+    for stream, end in ((sys.stdout, output), (sys.stderr, errors)):
+        os.dup2(end.fileno(), stream.fileno())
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     output.close()
+    errors.close()
     torch.set_num_threads(1)
     os.chdir(folder)
 

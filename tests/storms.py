@@ -39,11 +39,12 @@ from geomx.store.log import Log
 from geomx.sync import policies
 from geomx.sync.contract import LocalStep
 from geomx.train import LiveRun, Settings
+from geomx.tree import TOP
 from geomx.wire.session import Patience
 
 PATIENCE = Patience(heartbeat_s=0.4, timeout_s=1.6)
 QUIET_S = 5.0  # without faults, before the data ends
-FLAGS = "-v", "rough", "durable", "replicas"
+FLAGS = "-v", "rough", "durable", "replicas", "overlay", "inside"
 BACK_S = 4.0  # until the next shard may die, where they keep each other's logs
 LEAST_STAY = 3  # workers, of six
 POLICIES = (
@@ -81,6 +82,8 @@ class Storm:
     rough: bool = False
     durable: bool = False  # shards keep logs, and are hit as often as all others together
     replicas: bool = False  # the same, in each other's memory
+    overlay: bool = False  # servers below the shards add and pass on for each other
+    inside: bool = False  # and so do the workers of a party
 
     @property
     def command(self) -> str:
@@ -109,6 +112,9 @@ class Storm:
             is_durable=self.durable or self.replicas,
             replicas=int(self.replicas),
             cut_every_s=1.0,
+            overlays=dict.fromkeys(
+                [TOP] * self.overlay + [*parties] * self.inside, "shuffled:Shuffled every=2"
+            ),
         ).with_patience(PATIENCE)
 
 
@@ -149,8 +155,13 @@ def model_of(seed: int) -> nn.Sequential:
     return model
 
 
-def run(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """Run it, to the end or until it stands still."""
+Start = Callable[[str], None]
+
+
+def run(
+    storm: Storm, monkeypatch: pytest.MonkeyPatch, plan: Callable[[Seen, Start], None] = lambda *_: None
+) -> Seen:
+    """Run it, to the end or until it stands still. `plan`: what else happens; it is given what starts a node again."""
     topology, chance = storm.topology, random.Random(f"storm {storm.seed}")
     simulator = Simulator(storm.seed, Network(storm.rate_mbps, delay_ms=2.0))
     if storm.rough:
@@ -210,6 +221,7 @@ def run(storm: Storm, monkeypatch: pytest.MonkeyPatch) -> Seen:
         _plan_fault(storm, seen, chance, start)
     for _ in range(storm.leaves):
         _plan_leave(storm, seen, chance)
+    plan(seen, start)
     simulator.run(until=10 * (storm.ends_s + QUIET_S))
     return seen
 
@@ -420,6 +432,8 @@ def main() -> None:
         rough="rough" in sys.argv,
         durable="durable" in sys.argv,
         replicas="replicas" in sys.argv,
+        overlay="overlay" in sys.argv,
+        inside="inside" in sys.argv,
     )
     with pytest.MonkeyPatch.context() as monkeypatch:
         seen = run(storm, monkeypatch)
@@ -437,6 +451,8 @@ def main() -> None:
             "resumed",
             "left",
             "retires",
+            "overlay",
+            "relayed",
         )
         for at_s, node, note in seen.simulator.notes:
             if note.name in names:

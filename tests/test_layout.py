@@ -103,7 +103,6 @@ def test_slices_are_of_one_kind_and_size_class_and_in_the_order_of_first_use(lay
     assert [slice_.index for slice_ in layout.slices] == list(range(len(layout.slices)))
     firsts = [(slice_.parts[0].tensor, slice_.parts[0].start) for slice_ in layout.slices]
     assert firsts == sorted(firsts)
-    assert [slice_.priority for slice_ in layout.slices] == [tensor for tensor, _ in firsts]
 
 
 @given(layouts(), st.integers(1, 5))

@@ -162,12 +162,19 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do not look for the script and the certificates: this machine runs no node",
     )
+    check.add_argument(
+        "--overlay",
+        action="store_true",
+        help="draw the ways of run.overlay and lan.overlay, by the links described",
+    )
+    _add_hub(check, "draw them")
 
     text = "predict seconds and bytes of a step for several sync policies and codecs"
     plan = _command(commands, "plan", _plan, text)
     _add_facts(plan)
     _add_choices(plan)
     plan.add_argument("--json", type=Path, metavar="FILE", help="write the predictions to FILE as JSON")
+    _add_hub(plan, "compare overlays")
     _add_strict(plan, "leave out settings that are known to cost accuracy")
 
     examples = _add(commands, "examples", _examples, "list the examples, or run some of them")
@@ -274,6 +281,16 @@ def _add_choices(plan: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_hub(command: argparse.ArgumentParser, what: str) -> None:
+    command.add_argument(
+        "--hub-mbps",
+        type=float,
+        default=0.0,
+        metavar="MBPS",
+        help=f"{what} where each global server has a link of so many Mbit/s, which parties share (default: no bound)",
+    )
+
+
 def _add_trace(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trace", type=Path, metavar="FILE", help="write a timeline to FILE, for ui.perfetto.dev"
@@ -305,6 +322,12 @@ def _check(arguments: argparse.Namespace) -> None:
         raise Unsupported("; ".join(decision.refusals))
     told = [*notices(run, script=True), *(f"known to cost accuracy: {cost.text}" for cost in decision.costs)]
     print("\n".join([describe(run), *(f"\nnote: {notice}" for notice in told)]))
+    if run.overlays or arguments.overlay:
+        from geomx.launch.overlay_tables import drawing  # noqa: PLC0415 (it imports torch)
+
+        drawn = drawing(run, arguments.hub_mbps)  # or it says what cannot be
+        if arguments.overlay:
+            print(f"\n{drawn}")
 
 
 def _load(arguments: argparse.Namespace, *needed: Needed) -> Run:
@@ -433,7 +456,8 @@ def _plan(arguments: argparse.Namespace) -> None:
     )
     needed = EVERY_FILE if arguments.measure else ()
     plan(
-        _load(arguments, *needed), PlanOptions(sources, arguments.algorithm, arguments.codec, arguments.json)
+        _load(arguments, *needed),
+        PlanOptions(sources, arguments.algorithm, arguments.codec, arguments.json, arguments.hub_mbps),
     )
 
 

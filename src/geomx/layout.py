@@ -11,8 +11,7 @@ group, and of one size class. Rules:
   slice has tensors on both sides of one.
 - Cuts depend on the tensors and these numbers alone, never on how many shards there are: that is why
   one shard and two end with the same bits.
-- A slice's *priority* is the place of its first tensor in the model, that is in the next forward:
-  0 is needed first.
+- Slices are in the order in which the next forward needs them, which is their priority: 0 is needed first.
 
 Nothing here knows torch: dtypes are names.
 """
@@ -37,6 +36,8 @@ ITEM_BYTES: dict[str, int] = {
     "float32": 4,
     "bfloat16": 2,
     "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
     "int64": 8,
     "int32": 4,
     "int16": 2,
@@ -58,7 +59,8 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     """One tensor of the model, by name.
 
     `role`: `weight` is trained; `frozen` and `buffer` are given to all once, at the start; `ledger`
-    counts contributions (see `docs/architecture.md`).
+    counts contributions (see `docs/architecture.md`). `stored`: the dtype that the model has it in, where that is
+    another: half precision is added up in float32, and travels as it is.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     group: int = 0
     role: Role = "weight"
+    stored: str = ""
 
     @property
     def elements(self) -> int:
@@ -91,7 +94,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 class Slice(msgspec.Struct, frozen=True, array_like=True):
     """A contiguous range of the flat model; see the module's rules.
 
-    `smallest_tensor`: how many elements the smallest tensor has of which a part is inside.
+    `smallest_tensor`: how many elements the smallest tensor has of which a part is inside. `stored`: as of its tensors.
     """
 
     index: int
@@ -99,8 +102,8 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     group: int
     role: Role
     smallest_tensor: int
-    priority: int
     parts: tuple[Part, ...]
+    stored: str = ""
 
     @property
     def elements(self) -> int:
@@ -138,10 +141,11 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
         if twice:
             raise Unsupported(f"tensor names must be unique; found twice: {', '.join(twice)}")
         for tensor in self.tensors:
-            if tensor.dtype not in ITEM_BYTES:
-                raise Unsupported(
-                    f"tensor {tensor.name} has dtype {tensor.dtype}; allowed: {', '.join(ITEM_BYTES)}"
-                )
+            for dtype in (tensor.dtype, tensor.stored or tensor.dtype):
+                if dtype not in ITEM_BYTES:
+                    raise Unsupported(
+                        f"tensor {tensor.name} has dtype {dtype}; allowed: {', '.join(ITEM_BYTES)}"
+                    )
             if len(tensor.shape) > MOST_DIMENSIONS:
                 raise Unsupported(
                     f"tensor {tensor.name} has {len(tensor.shape)} dimensions; at most {MOST_DIMENSIONS}"
@@ -160,7 +164,7 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
         alone = (tensor.elements for tensor in self.tensors if tensor.elements >= self.pack_below)
         self._check_count(sum(-(-elements // largest) for elements in alone), largest)
         drafts: list[list[Part]] = []
-        open_packs: dict[tuple[str, int, Role, int], list[Part]] = {}
+        open_packs: dict[tuple[str, str, int, Role, int], list[Part]] = {}
         for number, tensor in enumerate(self.tensors):
             count = tensor.elements
             if count >= self.pack_below:
@@ -168,7 +172,7 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
                 drafts += [[Part(number, start, min(start + largest, count), 0)] for start in starts]
             elif count:
                 size_class = bisect_right(self.size_bounds, count)
-                kind = (tensor.dtype, tensor.group, tensor.role, size_class)
+                kind = (tensor.dtype, tensor.stored, tensor.group, tensor.role, size_class)
                 parts = open_packs.get(kind)
                 if parts is None or _end(parts) + count > largest or len(parts) == MOST_PARTS:
                     parts = open_packs[kind] = []
@@ -198,7 +202,7 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
     def _slice(self, index: int, parts: tuple[Part, ...]) -> Slice:
         first = self.tensors[parts[0].tensor]
         smallest = min(self.tensors[part.tensor].elements for part in parts)
-        return Slice(index, first.dtype, first.group, first.role, smallest, parts[0].tensor, parts)
+        return Slice(index, first.dtype, first.group, first.role, smallest, parts, first.stored)
 
     def _check_count(self, count: int, largest: int) -> None:
         if count > MOST_SLICES:

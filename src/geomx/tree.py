@@ -19,6 +19,7 @@ TOP = ""  # the parent of whoever hangs on the shards
 EVERYONE = ""  # the cohort of the whole run
 # Places for parties that come later, where a run is open: by party its workers.
 GUESTS = {f"guest-{place}": tuple(f"guest-{place}/{rank}" for rank in range(8)) for place in range(1, 9)}
+GLOBAL = "global"  # all shards
 SOLO = "solo"  # the party of a run of one
 
 SyncGroup = Literal["run", "party", "worker"]

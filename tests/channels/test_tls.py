@@ -172,10 +172,10 @@ async def test_a_greeting_that_waits_at_the_door_is_not_lost(ours):
             sock.sendall(out.read())  # before the loop has run
             sock.setblocking(False)
             loop = asyncio.get_running_loop()
-            while not theirs.accepted:
+            while out.pending == 0:  # until it has all that the other greets it with, and answers
                 into.write(await loop.sock_recv(sock, 1 << 16))
                 with contextlib.suppress(ssl.SSLWantReadError):
                     dialler.do_handshake()
-                await loop.sock_sendall(sock, out.read())
-                await asyncio.sleep(0.01)
+            await loop.sock_sendall(sock, out.read())
+            await theirs.until(lambda: bool(theirs.accepted))
         theirs.accepted[0].close("done")

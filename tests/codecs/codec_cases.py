@@ -30,7 +30,7 @@ def of_large(codec: Codec) -> Codec:
 
 def slice_of(elements: int, dtype: str = "float32", of_tensor: int = LARGEST_BOUND) -> Slice:
     """So many elements of a tensor that has `of_tensor`: of one that is large, unless said otherwise."""
-    return Slice(0, dtype, 0, "weight", of_tensor, 0, (Part(0, 0, elements, 0),))
+    return Slice(0, dtype, 0, "weight", of_tensor, (Part(0, 0, elements, 0),))
 
 
 def drawn(elements: int, dtype: str = "float32", seed: int = 0, scale: float = 1e-2) -> torch.Tensor:

@@ -218,7 +218,7 @@ def test_several_pushes_can_be_lost_before_the_next() -> None:
 
 def test_slices_keep_what_is_their_own() -> None:
     codec, one = Returning(Dense()), slice_of(10)
-    other = Slice(1, "float32", 0, "weight", 10, 0, one.parts)
+    other = Slice(1, "float32", 0, "weight", 10, one.parts)
     codec.settle(one, codec.cut(one, codec.encode(one, 0, torch.ones(10)), DATAGRAM))
     assert codec.decode(other, codec.encode(other, 0, torch.ones(10))).tolist() == [1.0] * 10
     assert codec.decode(one, codec.encode(one, 1, torch.ones(10))).tolist() == [2.0] * 10

@@ -157,6 +157,9 @@ OF_A_REGION = {
     "listen": "127.0.0.9:6",
     "link": "{loss = 0.9}",
     "pace_mbps": "9",
+    "address_wan": "127.0.0.9:9",
+    "listen_wan": "127.0.0.9:10",
+    "neighbours": '["B"]',
     "below": '{codec_up = "other:Codec"}',
 }
 OF_A_SITE = {
@@ -213,6 +216,12 @@ OTHER_VALUES = {
     "party.A.inside": "collective",
     "party.A.pace_mbps": "9",
     "party.A.parent": "south",
+    "party.A.address_wan": "127.0.0.9:5",
+    "party.A.listen_wan": "127.0.0.9:6",
+    "party.A.neighbours": '["B"]',
+    "party.A.worker_addresses": '["127.0.0.9:7", "127.0.0.9:8"]',
+    "run.overlay": "ring",
+    "lan.overlay": "ring",
     **{f"region.north.{key}": value for key, value in OF_A_REGION.items()},
     "wan.pace_mbps": "9",
     "event[0].party": "B",
@@ -247,6 +256,9 @@ TOGETHER = {
     "party.A.parent": [*REGIONS, "region.north.parent=south", "party.B.parent=north"],
     **{f"region.north.{key}": REGIONS for key in OF_A_REGION},
     "sync.grace_s": ["sync.quorum=0.5"],
+    **{f"party.A.{key}": ["run.overlay=trees"] for key in ("address_wan", "neighbours")},
+    "party.A.listen_wan": ["run.overlay=trees", "party.A.address_wan=127.0.0.9:5"],
+    "party.A.worker_addresses": ["lan.overlay=trees"],
     "store.url": ["run.on_loss=wait"],
     **{f"store.{key}": ["store.url=s3://bucket/run", "run.on_loss=wait"] for key in ("every_s", "keep_mb")},
     "store.lease_s": [
@@ -255,6 +267,8 @@ TOGETHER = {
         'global.addresses=[["localhost:1", "localhost:2"]]',
     ],
     **{f"site[0].{key}": ["run.on_loss=continue", *SITES] for key in OF_A_SITE},
+    **{f"region.north.{key}": [*REGIONS, "run.overlay=trees"] for key in ("address_wan", "neighbours")},
+    "region.north.listen_wan": [*REGIONS, "run.overlay=trees", "region.north.address_wan=127.0.0.9:9"],
     "region.north.listen": [*REGIONS, "region.north.address=localhost:3"],
     **{
         f"tls.{key}": [f"tls.{k}=a.pem" for k in ("certificate", "key", "authority")]
@@ -280,8 +294,8 @@ def test_the_manifest_differs_exactly_where_nodes_must_agree(key):
     before = two_parties(*together)
     after = two_parties(*together, f"{key}={OTHER_VALUES[key]}")
     agreed = {*AGREED, *(f"party.A.{name}" for name in (*AGREED_OF_EACH["party"], "name")), "run.preset"}
-    agreed.add("store.url")
-    agreed |= {"region.north.parent", "region.north.below"}
+    agreed |= {"store.url", "party.A.address_wan", "party.A.neighbours", "party.A.worker_addresses"}
+    agreed |= {f"region.north.{name}" for name in ("parent", "below", "neighbours", "address_wan")}
     assert before != after
     assert (before.manifest() != after.manifest()) == (key in agreed)
 

@@ -61,6 +61,13 @@ WRONG = [
     ("store.keep_mb = 9.0", "store.keep_mb", "only with store.url or run.replicas"),
     ("store.lease_s = 9.0", "store.lease_s", "only where a global server has several addresses"),
     ("sync.grace_s = 9.0", "sync.grace_s", "only with sync.quorum below 1"),
+    # overlays
+    (PARTY % 'address_wan = "127.0.0.1:1"', "party[0].address_wan", "only with run.overlay"),
+    (PARTY % 'neighbours = ["global"]', "party[0].neighbours", "only with run.overlay"),
+    (PARTY % 'worker_addresses = ["127.0.0.1:1"]', "party[0].worker_addresses", "only with lan.overlay"),
+    ('run.overlay = "ring"\n' + PARTY % 'listen_wan = "127.0.0.1:1"', "party[0].listen_wan", "give `address_wan`"),
+    ('run.overlay = "ring"\n' + PARTY % 'neighbours = ["Z"]', "party[0].neighbours", "another party or region"),
+    ('run.overlay = "rings"', "run.overlay", "did you mean `ring`?"),
     (
         "run.on_loss = 'wait'\nglobal.addresses = [['localhost:1', 'localhost:2']]\n"
         "store = {url = 's3://b/r', lease_s = 300.0}",

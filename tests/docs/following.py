@@ -16,8 +16,10 @@ ENVIRONMENT = os.environ | {
 
 
 def begun(command: str, where: Path) -> subprocess.Popen[str]:
+    """Begin a command in a folder that is the reader's home as well."""
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
-    return subprocess.Popen(["bash", "-c", command], cwd=where, env=ENVIRONMENT, **output)
+    environment = ENVIRONMENT | {"HOME": str(where)}
+    return subprocess.Popen(["bash", "-c", command], cwd=where, env=environment, **output)
 
 
 def printed_by(process: subprocess.Popen[str]) -> str:

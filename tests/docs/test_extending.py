@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import forks
 import pytest
 import torch
 from live_runs import (
@@ -107,7 +108,7 @@ def descend(make: Callable[[nn.Module], torch.optim.Optimizer], slow: int | None
 
 
 def test_every_example_is_run_here() -> None:
-    assert FILES.keys() == {"half", "majority", "lion", "descent", "marked", "last_first"}
+    assert FILES.keys() == {"half", "majority", "lion", "descent", "marked", "last_first", "chain"}
 
 
 def test_the_codec_halves_what_goes_up_and_training_stays_near() -> None:
@@ -194,6 +195,17 @@ def test_the_datagram_channel_sends_the_last_blocks_until_they_have_come() -> No
     assert simulator.hosts["A"].node.blocks.given.keys() == {0, 1}
 
 
+def test_the_overlay_has_each_party_send_to_the_one_before_it() -> None:
+    load("chain")
+    topology, layout = topology_of([1, 1, 1], overlays={"": "chain:Chain"}), layout_of(3)
+    loop = Loop(layout, topology.tree.workers, rounds=8)
+    simulator, programs = run_tree(topology, loop)
+    assert_well(simulator, topology, programs)
+    (used,) = [fields for _, _, fields in simulator.noted("overlay")]
+    assert (used["state"], used["relays"]) == ("used", "A, B")
+    assert simulator.sent_bytes("C", "B") > 4 * layout.slices[0].size_bytes
+
+
 def test_the_optimizer_on_the_workers_does_what_it_does_alone() -> None:
     lion = load("lion").Lion
     results, _ = train([2, 1], descend(lambda model: lion(model.parameters(), lr=0.01)))
@@ -258,7 +270,8 @@ def test_the_channel_marks_both_ends_of_a_connection(loop: str) -> None:
 def test_the_channel_carries_a_run(beside: Path) -> None:
     (beside / "train.py").write_text(SCRIPT, encoding="utf-8")
     (beside / "run.toml").write_text(DESCRIPTION, encoding="utf-8")
-    command = [sys.executable, "-m", "geomx", "run", "run.toml", "--plain", "--report", "report.json"]
-    subprocess.run(command, cwd=beside, check=True)
+    command = ["run", "run.toml", "--plain", "--report", "report.json"]
+    done = forks.geomx(command, os.environ, beside)
+    assert done.returncode == 0, done.stderr
     report = json.loads((beside / "report.json").read_text(encoding="utf-8"))
     assert (report["ended"], report["steps"]) == ("well", 3)

@@ -27,6 +27,10 @@ def train(snippet: str) -> int:
         model, optimizer = run.attach(model, optimizer)
     scope = {"geomx": geomx, "torch": torch, "F": F, "Path": Path} | locals()
     scope |= {"epochs": 2, "steps": 2, "checkpoint": Path("checkpoint.safetensors")}
+    if "critic" in snippet:
+        scope |= {name: torch.nn.Linear(4, 4) for name in ("generator", "critic")}
+        for name, model in (("optimizer_g", scope["generator"]), ("optimizer_c", scope["critic"])):
+            scope[name] = torch.optim.SGD(model.parameters(), lr=0.1)
     scope["get_batch"] = lambda: next(iter(loader))
     exec(snippet, scope)
     for each in {run, scope["run"]}:
@@ -38,5 +42,7 @@ def test_every_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     steps = [train(snippet) for snippet in SNIPPETS]
     assert len(steps) > 4
-    assert [count > 0 for count in steps] == ["optimizer.step()" in snippet for snippet in SNIPPETS]
+    assert [count > 0 for count in steps] == [
+        "optimizer.step()" in snippet or "critic" in snippet for snippet in SNIPPETS
+    ]
     assert Path("checkpoint.safetensors").is_file()

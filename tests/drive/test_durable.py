@@ -15,6 +15,7 @@ from geomx.node.contract import Persist
 from geomx.store.contract import Bytes, StoreError
 from geomx.store.folder import FolderStore
 from geomx.store.log import Log
+from geomx.store.terms import Term
 
 TOML = """
 run = {{name = "r", on_loss = "wait"}}
@@ -79,3 +80,21 @@ def test_who_stands_by_looks_again_and_takes_over(tmp_path: Path, monkeypatch: p
     assert second.term.number == 2
     second.end(None)
     assert FolderStore(tmp_path).list("") == []
+
+
+def test_nobody_takes_the_place_of_a_run_that_has_ended_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it is slow to clear up: the other would keep what is left, and wait for nobody."""
+    first, clear, seen = durable(tmp_path), Log.clear, []
+
+    def looked_at(log: Log) -> None:
+        other = Term(FolderStore(tmp_path), "r/global.0", 20.0, lambda: 1e6 * len(seen))
+        seen.extend([other.look(), other.look()])
+        clear(log)
+
+    monkeypatch.setattr(Log, "clear", looked_at)
+    assert first.wait(lambda *_, **fields: None)
+    first.end(None)
+    assert seen == ["over", "over"]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 from certificates import issue
-from trees import topology_of
+from trees import layout_of, topology_of
 from wires import LOOPS, Records, Witness, greet, run_on
 
 from geomx.channels.contract import Channel, Connection
@@ -19,6 +19,7 @@ from geomx.channels.tcp import Tcp, split_address
 from geomx.channels.tls import contexts
 from geomx.drive.real import MOST_TURNED_AWAY, Driver, ListeningEdge, Wiring
 from geomx.errors import ConfigError, GeomxError, ProtocolError
+from geomx.node.contract import Called
 from geomx.node.factory import make_node
 from geomx.node.peers.handshake import LEAST_STRANGERS
 from geomx.wire.messages import Ack, Failure, Welcome
@@ -151,5 +152,31 @@ def test_a_door_that_is_taken_says_which(loop_name):
                 ConfigError, match=f"address: found {address}; allowed: an address of this machine"
             ):
                 await second.run()
+
+    run_on(loop_name, main)
+
+
+def test_a_script_may_call_before_its_node_has_opened_its_doors(loop_name, monkeypatch):
+    """A worker that is dialled by others of its party listens first; what it is told meanwhile, it does then."""
+
+    async def main() -> None:
+        opens = asyncio.Event()
+
+        async def listen(driver: Driver) -> None:
+            await opens.wait()
+
+        monkeypatch.setattr(Driver, "_listen", listen)
+        driver = Driver(
+            make_node(TOPOLOGY, "A/0"), Wiring(peers={"A": (Tcp(), "127.0.0.1:1")}), Records()
+        )  # nobody is there
+        task = asyncio.get_running_loop().create_task(driver.run())
+        await asyncio.sleep(0)
+        driver.deliver(Called("attach", (layout_of(2), {"optimizer": "torch.optim.SGD"})))
+        opens.set()
+        await asyncio.sleep(0.1)
+        assert not task.done(), task
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, GeomxError):
+            await task
 
     run_on(loop_name, main)

@@ -63,14 +63,13 @@ def weights(
 @pytest.mark.parametrize(
     ("codec", "shards", "kill", "every_s"),
     [
-        pytest.param("dense", 1, "global/0", 60.0),
+        # With a cut between the two deaths. Without one: `test_standby.py`.
         pytest.param("int8", 2, "global/1", 0.1),
         *(
             pytest.param(codec, shards, kill, every_s, marks=pytest.mark.matrix)
             for codec in CODECS
             for shards, kill in ((1, "global/0"), (2, "global/0"))
             for every_s in (0.1, 60.0)
-            if (codec, shards, every_s) != ("dense", 1, 60.0)
         ),
     ],
 )

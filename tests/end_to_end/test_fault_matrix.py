@@ -205,13 +205,13 @@ DURABLE = [
 
 EVERY = (*ROWS, *WAITS, *LOSSES, *RETURNS, *DURABLE)
 
-# Played by CI as well: one of each kind of fault, and of what is done about it.
+# Played by CI as well: one of each kind of fault, and of what is done about it. Others are played by each test run:
+# `test_real_faults.py` starts a killed worker again, `test_standby.py` has a server sleep, `test_durable.py` one die.
 IN_CI = {
-    "stop global/0 middle", "sleep 5 s A middle", "restart 1 s A/1 middle", "cut 5 s A-global/0 middle",
-    "idle A/1 middle (a round, turn_s)", "kill A/1 middle (continue)", "restart 0 s B+B/0 middle (continue)",
-    "cut 10 s A-global/0 middle (continue)", "term A/1 middle (continue, geomx run)",
-    "kill global/0 middle (continue, geomx run, store)",
-    "restart 3 s global/0 middle (continue, store)", "restart 3 s global/1 middle (continue, store, 2 shards)",
+    "stop global/0 middle", "cut 5 s A-global/0 middle", "idle A/1 middle (a round, turn_s)",
+    "kill A/1 middle (continue)", "restart 0 s B+B/0 middle (continue)", "cut 10 s A-global/0 middle (continue)",
+    "term A/1 middle (continue, geomx run)", "kill global/0 middle (continue, geomx run, store)",
+    "restart 3 s global/1 middle (continue, store, 2 shards)",
     "restart 3 s global/1 middle (continue, replicas, 3 shards)",
 }  # fmt: skip
 

@@ -83,10 +83,15 @@ def stop_and_go_on(run: Pair) -> None:
     assert run.processes["standby"].exitcode == 0, run.report()
 
 
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The weights of the undisturbed run."""
+    return trained(tmp_path_factory.mktemp("standby") / "calm", lambda run: None)
+
+
 @pytest.mark.parametrize("disturb", [kill_one_after_the_other, stop_and_go_on])
 def test_the_weights_are_those_of_the_undisturbed_run(
-    tmp_path: Path, disturb: Callable[[Pair], None]
+    tmp_path: Path, disturb: Callable[[Pair], None], calm: set[str]
 ) -> None:
-    calm = trained(tmp_path / "calm", lambda run: None)
     assert len(calm) == 1
     assert trained(tmp_path / "disturbed", disturb) == calm

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from forks import geomx
 
 from lab import Lab, system
 from lab.describe import describe
@@ -23,7 +23,7 @@ from lab.describe import describe
 ROOT = Path(__file__).resolve().parents[2]
 SSHD = "/usr/sbin/sshd"
 USER = ("boston", 2)
-START_S, WAIT_S = 20.0, 60.0
+START_S, WAIT_S = 120.0, 300.0
 NETWORK = {
     "congestion": "bbr",
     "site": [{"name": "paris", "hosts": 3}, {"name": "tokyo"}, {"name": "boston", "hosts": 2, "nat": True}],
@@ -144,7 +144,7 @@ class Machines:
 
     def geomx(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Call `geomx` where the user sits."""
-        return self.call([sys.executable, "-m", "geomx", *words])
+        return geomx(words, with_source(os.environ), self.folder, self.lab.namespace(*USER))
 
     @property
     def inside(self) -> list[str]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FIRST_PORT = 16_817
-START_S, STOP_S = 30.0, 10.0
+START_S, STOP_S = 180.0, 60.0
 LIBRARY = "/usr/sbin"
 PROGRAMS = ("munged", "slurmctld", "slurmd")
 CONF = """\

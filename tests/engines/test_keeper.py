@@ -23,7 +23,7 @@ from geomx.launch.engines import keeper, on_machine
 from geomx.launch.engines.contract import Job, JobNode
 from geomx.launch.engines.local import Local
 
-WAIT_S = 30.0
+WAIT_S = 300.0
 SLEEPS = "import time; time.sleep(600)"
 Call = Callable[..., Any]
 

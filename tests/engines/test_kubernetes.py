@@ -28,7 +28,7 @@ from geomx.launch.engines.manifests import yaml as written
 from geomx.launch.provision import Keys
 
 ENGINE = "kubernetes image=registry.example.org/geomx:0.1 cpus=2 memory=4Gi gpus=1"
-START_S = 60.0
+START_S = 300.0
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_the_containers_of_a_run_train_with_what_their_manifests_give_them(
 ) -> None:
     objects = list(yaml.safe_load_all(made.written()))
     servers, workers = [], []
-    with network(tmp_path) as net:
+    with network() as net:
         try:
             for each in objects:
                 name, template = (

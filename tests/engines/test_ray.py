@@ -20,7 +20,7 @@ from transcripts import play
 
 lacks = "" if importlib.util.find_spec("ray") else "no Ray: pip install 'geomx[ray]'"
 pytestmark = [pytest.mark.engines, pytest.mark.grids, pytest.mark.skipif(bool(lacks), reason=lacks)]
-WAIT_S = 120.0
+WAIT_S = 300.0
 
 
 @pytest.fixture(scope="module")

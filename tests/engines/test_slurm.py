@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import forks
 import pytest
 from site_machines import ROOT, copy_examples, with_source
 from slurm_cluster import cluster, jobs, lacks
@@ -27,8 +28,7 @@ def _slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def geomx(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "geomx", *words]
-    return subprocess.run(argv, env=with_source(os.environ), capture_output=True, text=True, check=False)
+    return forks.geomx(words, with_source(os.environ), Path.cwd())
 
 
 @pytest.fixture
@@ -66,6 +66,7 @@ def described(folder: Path, port: int, engine: str = "slurm partition=cpu", **ke
     return folder / "mixed.toml"
 
 
+@pytest.mark.grids  # `test_three_engines.py` has one on Slurm, too
 def test_a_party_on_slurm_from_up_to_down(folder: Path) -> None:
     file = str(described(folder, 9310))
     up = geomx("up", file)

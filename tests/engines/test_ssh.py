@@ -57,6 +57,7 @@ def described(ground: Machines, name: str, epochs: int = 3, **site: str) -> Path
     return folder / f"{name}.toml"
 
 
+@pytest.mark.grids  # `test_three_engines.py` has one by ssh, too
 def test_a_run_over_three_machines_from_up_to_down(ground: Machines) -> None:
     file = str(described(ground, "whole", epochs=6))
     up = ground.geomx("up", file)

@@ -158,6 +158,14 @@ def event(**more):
     return {"event": [{"at_s": 1, "from": "A", "to": "B", **more}]}
 
 
+def hop(source, target, over):
+    return {"from": source, "to": target, "over": over}
+
+
+def route(*ends):
+    return {"route": [hop(*ends)]}
+
+
 SLOWER = [{"from": "A", "to": "C", "jitter_ms": 15}, {"from": "*", "to": "C", "delay_ms": 9}]
 
 
@@ -199,6 +207,13 @@ SLOWER = [{"from": "A", "to": "C", "jitter_ms": 15}, {"from": "*", "to": "C", "d
             sites("A", {"name": "hub", "nat": True}, rebind=[{"at_s": 1, "site": "hup"}]),
             'rebind[0].site: found "hup"; allowed: `hub`',
         ),
+        (route("A", "Z", "B"), 'route[0].to: found "Z"; allowed: `B`, `C`'),
+        (route("A", "C", "A"), 'route[0].over: found "A"; allowed: `B`'),
+        (
+            {"route": [hop("A", "C", "B"), hop("B", "C", "A")]},
+            "route[0].over: found A to B to A; allowed: a site from which packets reach C",
+        ),
+        ({"route": [{"from": "A", "to": "C"}]}, "route[0].over: found nothing; allowed: "),
         (
             sites({"name": "A", "nat": True}, "B", rebind=[{"site": "A"}]),
             "rebind[0].at_s: found nothing; allowed: number ≥ 0",

@@ -213,3 +213,49 @@ def test_where_all_come_twice_and_late_each_copy_is_late_by_itself():
     times = [when for when, _ in arrivals(way)]
     assert len(set(times)) == 8
     assert way.counters.held_segments == 8
+
+
+def between(source, target=2, sequence=0, segments=1):
+    ends = {"source": bytes([10, 77, source, 1]), "target": bytes([10, 77, target, 1])}
+    return Packet(tcp(bytes(segments * MSS), MSS, sequence, **ends))
+
+
+def test_a_fair_queue_serves_pairs_of_sites_in_turn_and_each_in_its_order():
+    way = link(PLAIN.changed({"fair": True}))
+    for number in range(4):
+        way.arrive(between(1, sequence=number * MSS), 0.0)
+    way.arrive(between(3, sequence=10 * MSS), 0.0005)
+    way.arrive(between(3, sequence=11 * MSS), 0.0005)
+    assert [sequence // MSS for _, sequence in arrivals(way)] == [0, 1, 10, 2, 11, 3]
+    way.arrive(between(1), 1.0)  # what it had sent before is forgotten
+    assert arrivals(way) == [(pytest.approx(1.011), 0)]
+
+
+def test_a_large_packet_holds_up_other_pairs_for_its_turn_alone():
+    way = link(PLAIN.changed({"fair": True}))
+    way.arrive(between(1, segments=20), 0.0)
+    way.arrive(between(3, sequence=99 * MSS), 0.0)
+    assert [sequence // MSS for _, sequence in arrivals(way)][:6] == [0, 1, 2, 3, 99, 4]
+
+
+def test_who_fills_a_fair_queue_takes_no_room_from_others():
+    way = link(PLAIN.changed({"fair": True, "queue_ms": 10.0}))
+    for number in range(30):
+        way.arrive(between(1, sequence=number * MSS), 0.0)
+    assert way.counters.overflowed_segments == 19  # one is on the wire, and 10 wait
+    for number in range(6):
+        way.arrive(between(3, sequence=number * MSS), 0.0)
+    assert way.counters.overflowed_segments == 20  # half of the room is for 5
+
+
+def test_a_queue_that_becomes_fair_loses_nothing():
+    way = link()
+    for number in range(3):
+        way.arrive(between(1, sequence=number * MSS), 0.0)
+    way.change(PLAIN.changed({"fair": True}), 0.0)
+    way.arrive(between(3, sequence=9 * MSS), 0.0)
+    assert sorted(sequence // MSS for _, sequence in arrivals(way)) == [0, 1, 2, 9]
+    way.change(PLAIN, 1.0)
+    way.arrive(between(1), 1.0)
+    assert len(arrivals(way)) == 1
+    assert way.counters.under_way == 0

@@ -259,3 +259,21 @@ def test_only_a_site_behind_a_nat_can_rebind(sites, named):
     for site in ("B", "Z"):
         with pytest.raises(LabError, match=named):
             net.rebind(site)
+
+
+def test_a_route_leads_over_the_links_of_other_sites_which_all_share():
+    net = switch(route=[{"from": "A", "to": "C", "over": "B"}])
+    net.arrive(0, to_site(3, 1), 0.0)
+    net.arrive(1, to_site(3, 2), 0.0105)  # on the link from B to C when the first comes there
+    assert handed(net) == [(0.0215, 2, 2), (0.0225, 2, 1)]
+    net.arrive(0, to_site(2, 3), 1.0)
+    net.arrive(2, to_site(1, 4), 1.0)  # straight back
+    assert sorted(handed(net)) == [(1.011, 0, 4), (1.011, 1, 3)]
+
+
+def test_a_packet_that_is_too_large_further_on_is_answered_from_there():
+    large = {"from": "B", "to": "C", "mtu": 1000, "mtu_icmp": True}
+    net = switch(route=[{"from": "A", "to": "C", "over": "B"}], link=[large])
+    net.arrive(0, to_site(3, 1), 0.0)
+    ((when, site),) = [(now, site) for now in (0.011, 0.03) for site, _, packets in net.due(now) if packets]
+    assert (when, site) == (0.03, 0)

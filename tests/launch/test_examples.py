@@ -20,7 +20,7 @@ from geomx.launch.local.local_run import RunOptions
 ROOT = Path(__file__).parents[2]
 TECHNIQUES = (
     "bisparse", "dcasgd", "dgt", "diloco", "downpour", "esync", "fp16", "fsa", "hfa", "mixedsync", "mpq", "multigps",
-    "p3", "three-tiers", "two-bit",
+    "p3", "ring", "three-tiers", "trees", "tsengine", "two-bit",
 )  # fmt: skip
 QUICK = """# Two workers that agree on one weight.
 #

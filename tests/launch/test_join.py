@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forks
 import pytest
 from forks import printed
 
@@ -66,10 +67,14 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("GEOMX_")}
-    argv, kept = [sys.executable, *words], kept | environment
-    return subprocess.run(argv, env=kept, capture_output=True, text=True, timeout=BOUND_S, check=False)
+def outside() -> dict[str, str]:
+    """The environment of what is in no run."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("GEOMX_")}
+
+
+def geomx_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Call `geomx` in a folder, where it makes that of its run."""
+    return forks.geomx(words, outside() | {"TMPDIR": str(folder)}, folder)
 
 
 @pytest.mark.processes
@@ -88,7 +93,8 @@ def test_alone_a_script_trains_and_ends_in_order(script: Path, tmp_path: Path) -
 
 @pytest.mark.processes
 def test_alone_a_script_that_raises_ends_as_it_would_without_geomx(script: Path) -> None:
-    done = python(str(script), "now")
+    argv = [sys.executable, str(script), "now"]
+    done = subprocess.run(argv, env=outside(), capture_output=True, text=True, timeout=BOUND_S, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ValueError: solo/0 has had enough"
     assert 'train.py", line' in done.stderr
@@ -117,8 +123,8 @@ def test_a_run_of_two_parties_leaves_a_report_and_a_trace(script: Path, tmp_path
     script.write_text(script.read_text().replace("run.shard(batches)", "run.shard(batches * 6)"))
     (tmp_path / "two.toml").write_text(TOML + EVENTS)
     report, trace = tmp_path / "out" / "report.json", tmp_path / "out" / "trace.json"
-    words = ("-m", "geomx", "run", str(tmp_path / "two.toml"), "run.ledger=true", "run.shards=2", *PATIENT)
-    done = python(*words, "--report", str(report), "--trace", str(trace), "run.seed=1", TMPDIR=str(tmp_path))
+    words = ("run", "two.toml", "run.ledger=true", "run.shards=2", *PATIENT, "run.seed=1")
+    done = geomx_command(tmp_path, *words, "--report", str(report), "--trace", str(trace))
     assert done.returncode == 0, done.stdout + done.stderr
     for line in ("A/0      │ A/0 is done", "B/0      │ B/0 is done", "link of B from 0.5 s on: cut"):
         assert line in done.stdout
@@ -156,7 +162,7 @@ def test_a_script_that_is_refused_ends_the_run_is_named_and_not_to_be_started_ag
     """By `attach`: the message says what would work, and a second start would end in the same way."""
     script.write_text(script.read_text().replace("lr=0.1)", 'lr=0.1), push_at="never"'))
     (tmp_path / "one.toml").write_text(TOML.partition('[[party]]\nname = "B"')[0])
-    done = python("-m", "geomx", "run", str(tmp_path / "one.toml"), *PATIENT, TMPDIR=str(tmp_path))
+    done = geomx_command(tmp_path, "run", "one.toml", *PATIENT)
     assert done.returncode == 1
     (raised,) = re.findall(r"^A/0      │ .*Unsupported: (.*)$", done.stderr, re.MULTILINE)
     verdict = done.stderr[done.stderr.rindex("\ngeomx: ") + 1 :]

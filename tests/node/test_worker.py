@@ -95,5 +95,5 @@ def test_who_cannot_be_reached_is_dialled_again_after_pauses_that_grow_up_to_a_s
 
 
 def test_slices_give_way_to_what_is_no_slice_and_have_as_many_lanes_as_there_are() -> None:
-    slices = [msgspec.structs.replace(LAYOUT.slices[0], priority=priority) for priority in (0, 3, 1 << 20)]
+    slices = [msgspec.structs.replace(LAYOUT.slices[0], index=index) for index in (0, 3, 1 << 20)]
     assert [priority_of(slice_) for slice_ in slices] == [1, 4, 65_535]

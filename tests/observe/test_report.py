@@ -18,7 +18,7 @@ KEYS = [
     "final_accuracy", "wan_bytes_up", "wan_bytes_down", "first_weights_wan_bytes_up", "first_weights_wan_bytes_down",
     "region_bytes_up", "region_bytes_down", "first_weights_region_bytes_up", "first_weights_region_bytes_down",
     "lan_bytes_up", "lan_bytes_down", "first_weights_lan_bytes_up", "first_weights_lan_bytes_down",
-    "datagrams", "datagram_paths", "first_weights_s", "wan_bytes_without_local_servers", "wan_bytes_dense",
+    "datagrams", "datagram_paths", "overlay", "first_weights_s", "wan_bytes_without_local_servers", "wan_bytes_dense",
     "parameters", "parameters_sha256", "rewritten", "script", "cohorts", "staleness_mean", "staleness_max",
     "round_s_median", "round_floor_s", "round_floor_party", "slowest_party", "link_changes", "compute_s_median",
     "backward_s_median", "skipped", "counted_exactly_once", "ledger_workers", "wrong", "node_cpu_s", "node_rss_mb",

@@ -58,7 +58,7 @@ def cut_models(draw):
         for number, start, stop in cuts[:taken]:
             parts.append(Part(number, start, stop, offset))
             offset += stop - start
-        slices.append(Slice(len(slices), dtype, 0, "weight", True, parts[0].tensor, tuple(parts)))
+        slices.append(Slice(len(slices), dtype, 0, "weight", True, tuple(parts)))
         cuts = cuts[taken:]
     return sizes, dtype, slices
 

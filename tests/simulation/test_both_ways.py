@@ -37,6 +37,9 @@ def trained(policy: str, channel: str, network: Network, resets: bool = False) -
 
     made = train(topology, network, 1, cut, steps=ROUNDS * POLICIES[policy])
     check(made, is_exact=True)
+    assert channel == "tcp" or made.simulator.now > CUTS[-1][0] + CUTS[-1][2], (
+        "it was over before the last cut"
+    )
     return made
 
 

@@ -70,10 +70,10 @@ def test_blocks_are_lost_where_the_channel_may_lose_them(channel: str) -> None:
     check(trained, is_exact=True)
     held = sum(int((trained.held(index) != 0).sum()) for index in trained.pushed)
     counts = trained.counts
-    # 1,404 bytes each of 200,000 and of 12,000, or 1,425 where all must come; and two small slices. Of two parties, and
+    # 1,404 bytes each of 100,000 and of 12,000, or 1,425 where all must come; and two small slices. Of two parties, and
     # once of the one that has the weights to begin with.
-    whole, loses = 141 + 9 + 2, channel != CHANNELS[0]
-    blocks = whole + 2 * STEPS * (143 + 9 + 2 if loses else whole)
+    whole, loses = 71 + 9 + 2, channel != CHANNELS[0]
+    blocks = whole + 2 * STEPS * (72 + 9 + 2 if loses else whole)
     assert counts["sent"] == blocks if channel != DROPS else counts["sent"] < blocks / 2
     assert (held > 0) == loses
     assert counts["came"] < counts["sent"], "the rest was rebuilt, or did not come"

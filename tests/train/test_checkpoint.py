@@ -34,12 +34,13 @@ class Normed(nn.Module):
             self.frozen.weight.copy_(torch.eye(5))
             self.frozen.bias.zero_()
         self.tied = self.body[2]
+        self.phase = nn.ParameterList([torch.full((5,), 1 + 1j, dtype=torch.complex128)])
         self.register_buffer("table", torch.full((3,), 1 + 2j, dtype=torch.complex64))
         self.register_buffer("flags", torch.tensor([True, False]))
         self.register_buffer("derived", torch.zeros(2), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.frozen(self.norm(self.body(x)))
+        return self.frozen(self.norm(self.body(x)) * self.phase[0].abs())
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -213,7 +214,9 @@ def test_the_file_is_plain_safetensors(tmp_path: Path) -> None:
     state = {
         name.removeprefix("model."): tensor for name, tensor in load_file(path).items() if "model." in name
     }
-    assert torch.equal(torch.view_as_complex(state.pop("table")), model.table)
+    for name in ("table", "phase.0"):
+        state[name] = torch.view_as_complex(state[name])
+    assert torch.equal(state.pop("table"), model.table)
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert set(missing) == {"tied.weight", "tied.bias", "table"}  # a tied tensor is stored once
     assert not unexpected

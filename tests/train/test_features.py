@@ -76,6 +76,20 @@ class ChannelsLast(nn.Module):
         return self.last(self.first(x.reshape(-1, 2, 2, 5)).relu().repeat(1, 1, 2, 1)).mean((2, 3))
 
 
+class Waves(nn.Module):
+    """Weights that are complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        values = torch.randn(20, 5, 2, generator=generator, dtype=torch.float64) * 0.3
+        self.spectrum = nn.Parameter(torch.view_as_complex(values))
+        self.shift = nn.Parameter(torch.zeros(5, dtype=torch.complex128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.complex128) @ self.spectrum + self.shift).abs()
+
+
 PLACES = [(momentum, "server"), (adam, "server"), (adam, "workers")]
 
 
@@ -85,6 +99,12 @@ def test_several_dtypes_and_channels_last(make_optimizer: MakeOptimizer, place: 
     assert {tensor.dtype for tensor in after.values()} == {torch.float32, torch.float64}
     assert not ChannelsLast().last.weight.is_contiguous()
     both(plain_steps, ChannelsLast, make_optimizer, Settings(place=place, slice_elements=50))
+
+
+@pytest.mark.parametrize(("make_optimizer", "place"), PLACES)
+def test_complex_parameters(make_optimizer: MakeOptimizer, place: OptimizerPlace) -> None:
+    after = both(plain_steps, Waves, make_optimizer, Settings(place=place, slice_elements=50, pack_below=20))
+    assert after["spectrum"].is_complex()
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ ATTACHING: dict[str, tuple[str, Callable[[], nn.Module], Make, Settings | None]]
     "nothing": ("nothing is trained", small_model, lambda m: sgd(m.requires_grad_(False)), None),
     "a subclass": ("subclasses", small_model, lambda m: Own(m.parameters(), lr=0.1), SERVER),
     "lazy": ("run one forward", lazy, sgd, None),
-    "half": ("autocast", lambda: small_model(dtype=torch.bfloat16), sgd, None),
+    "an eighth": ("bfloat16 or wider", lambda: small_model().to(torch.float8_e4m3fn), sgd, None),
     "sparse": ("sparse=True", lambda: nn.Embedding(5, 3, sparse=True), sgd, None),
     "meta": ("materialize", lambda: nn.Linear(3, 3, device="meta"), sgd, None),
     "max_norm": (
@@ -218,7 +218,7 @@ CALLS: list[tuple[str, Any]] = [
     ),
     (r"before run\.attach", lambda run: run.accumulate()),
     (r"before run\.attach", lambda run: run.save("never.safetensors")),
-    ("ModuleDict", lambda run: [begin(run) for _ in range(2)]),
+    ("give several a name each", lambda run: [begin(run) for _ in range(2)]),
     ("after the block", steps_too_early),
 ]
 

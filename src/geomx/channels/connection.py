@@ -24,6 +24,7 @@ from typing import Any, cast
 
 import torch
 
+from geomx.channels import delivery
 from geomx.channels.contract import ConnectionHandler
 from geomx.channels.emulation.pacing import LinkPacer
 from geomx.channels.startup import Startup
@@ -77,6 +78,9 @@ class TcpConnection(asyncio.BufferedProtocol):
         self.serial: int | None = None  # of the peer's certificate
         self.bytes_sent = 0
         self.bytes_received = 0
+        self._busy_s = 0.0  # in which something was waiting to leave
+        self._busy_since: float | None = None
+        self._carried = 0, 0.0
         self.heard_at = -math.inf  # when something came last, on the clock of `time.monotonic`
         self._receiver = receiver
         self._connected = connected
@@ -120,6 +124,8 @@ class TcpConnection(asyncio.BufferedProtocol):
         """Queue a message; see `Connection.write`. On a connection that has ended it is dropped."""
         if self._state is _ConnectionState.OPEN:
             self._lanes.put(number, message, None if payload is None else view_of(payload), priority)
+            if self._busy_since is None:
+                self._busy_since = time.monotonic()
             if self._lanes.waiting(0) > MOST_CONTROLS:
                 self._loop.call_soon(self.fail, "it does not read what it is sent")
             self._wake()
@@ -152,6 +158,27 @@ class TcpConnection(asyncio.BufferedProtocol):
         assert self._pacer is None, "what the old pacer still holds would be overtaken"
         self._pacer = pacer
         self._wake()
+
+    @property
+    def busy_s(self) -> float:
+        """For how many seconds something was waiting to leave."""
+        since = self._busy_since
+        return self._busy_s + (0.0 if since is None else time.monotonic() - since)
+
+    def carried(self, every_s: float) -> tuple[int, float] | None:
+        """See `MeasuringConnection`."""
+        now, (sent, busy_s) = (self.bytes_sent, self.busy_s), self._carried
+        self._carried = now
+        if now[0] == sent or not self.is_open:
+            return None
+        if self._pacer is not None or not delivery.is_told():
+            return now[0] - sent, now[1] - busy_s
+        rate = delivery.delivery_rate(self.socket)
+        return None if rate is None else (int(rate * every_s), every_s)
+
+    def _look_idle(self) -> None:
+        if self._busy_since is not None and not (self._lanes.queued_bytes or self._paused or self._flying):
+            self._busy_s, self._busy_since = self.busy_s, None
 
     @property
     def is_open(self) -> bool:
@@ -188,6 +215,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         if self._lanes.queued_bytes:
             self._wake()
         else:
+            self._look_idle()
             self._shut_if_flushed()
 
     def _write_out(self, buffers: Iterable[bytes | memoryview], size: int) -> None:
@@ -232,6 +260,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         """For the pacer; see `Sender`."""
         self._flying -= 1
         self._write_out(chunk, sum(map(len, chunk)))
+        self._look_idle()
         self._shut_if_flushed()
 
     # -- what the transport calls ----------------------------------------------------------------------
@@ -258,6 +287,8 @@ class TcpConnection(asyncio.BufferedProtocol):
             self._pump()
         elif self._lanes.queued_bytes:
             self._pacer.want(self)
+        else:
+            self._look_idle()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes shall go."""

@@ -106,6 +106,21 @@ class Connection(Protocol):
 
 
 @runtime_checkable
+class MeasuringConnection(Connection, Protocol):
+    """One that knows how fast it carries, for overlays."""
+
+    def carried(self, every_s: float) -> tuple[int, float] | None:
+        """What has left since the last call.
+
+        Args:
+            every_s: So long ago that was.
+
+        Returns:
+            Bytes, and in how many seconds, as far as something was waiting to leave; None: that is not known.
+        """
+
+
+@runtime_checkable
 class FlowConnection(Connection, Protocol):
     """A connection beside which payloads can travel in datagrams, see `geomx.wire.flow`.
 

@@ -14,7 +14,7 @@ from geomx.layout import SLICES_WANTED, Part, Slice
 
 SAMPLE_ELEMENTS = 1 << 14
 # Of a tensor that every codec takes as large.
-SAMPLE = Slice(0, "float32", 0, "weight", LARGEST_BOUND, 0, (Part(0, 0, SAMPLE_ELEMENTS, 0),))
+SAMPLE = Slice(0, "float32", 0, "weight", LARGEST_BOUND, (Part(0, 0, SAMPLE_ELEMENTS, 0),))
 
 
 def make_codec(spec: str, stream: RngKey) -> Codec:

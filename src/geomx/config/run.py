@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, reduce
 from operator import getitem
 from pathlib import Path
@@ -43,6 +43,7 @@ AGREED = (
     "run.least_workers",
     "run.open",
     "run.replicas",
+    "run.overlay",
     "run.strict",
     "run.ledger",
     "sync.policy",
@@ -65,6 +66,7 @@ AGREED = (
     "lan.codec_down",
     "lan.heartbeat_s",
     "lan.timeout_s",
+    "lan.overlay",
 )
 AGREED_OF_EACH = {  # of tables of which there may be several
     "party": ("parent", "workers", "inside", "dataset_size"),
@@ -166,6 +168,12 @@ class Run(Description):
         return tuple(name for party in self.parties for name in party.worker_names)
 
     @property
+    def overlays(self) -> dict[str, str]:
+        """By the upper end of its edges, each tier that has an overlay, and its planner."""
+        above = {TOP: self.run.overlay} if self.run.overlay else {}
+        return above | (dict.fromkeys(self.open_tree.parties, self.lan.overlay) if self.lan.overlay else {})
+
+    @property
     def is_durable(self) -> bool:
         """Whether a global server that dies can be started again."""
         return bool(self.store.url) or self.run.replicas > 0
@@ -260,6 +268,34 @@ class Run(Description):
         }
         return listen.get(node, self.addresses_of(node))[place]
 
+    @property
+    def addresses_beside(self) -> dict[str, str]:
+        """Where nodes can be reached by others of their tier, by name; with an overlay."""
+        top = [server for server in self.server_tables if not server.parent and self.run.overlay]
+        found = {server.name: server.address_wan for server in top if server.address_wan}
+        for party in self.parties if self.lan.overlay else ():
+            given = zip(party.worker_names, party.worker_addresses, strict=False)
+            found |= {name: address for name, address in given if address}
+        return found
+
+    def listen_beside_of(self, node: str) -> str:
+        """Where a node listens for others of its tier; empty: it does not."""
+        listen = {server.name: server.listen_wan for server in self.server_tables if server.listen_wan}
+        address = self.addresses_beside.get(node, "")
+        return listen.get(node, address) if address else ""
+
+    def with_addresses_beside(self, choose: Callable[[str], str]) -> Self:
+        """A copy in which nodes of overlays have addresses, where no node of their tier has one."""
+        data, known = self.as_dict(), self.addresses_beside
+        if self.run.overlay and not any(server.name in known for server in self.server_tables):
+            for server in (each for each in (*data["party"], *data["region"]) if not each["parent"]):
+                server["address_wan"] = choose(server["name"])
+        for party in self.parties if self.lan.overlay else ():
+            if not known.keys() & set(party.worker_names):
+                table = next(each for each in data["party"] if each["name"] == party.name)
+                table["worker_addresses"] = list(map(choose, party.worker_names))
+        return self.of_document(Document(data), f"run {self.run.name}")
+
     def with_addresses(self, addresses: Mapping[str, str]) -> Self:
         """A copy in which the named servers have these addresses, `host:port` by node name."""
         if unknown := [node for node in addresses if node not in self.addresses]:
@@ -299,6 +335,10 @@ class Run(Description):
         manifest["party"] = ", ".join(
             name for name in self.servers if name not in mine
         )  # sums are taken in this order
+        manifest["addressed"] = ", ".join(name for name in self.addresses_beside if name not in GUESTS)
+        for server in self.server_tables:
+            if server.neighbours:
+                manifest[f"{server.name}.neighbours"] = ", ".join(server.neighbours)
         for kind, names in AGREED_OF_EACH.items():
             for table in data[kind]:
                 for name in names if table["name"] not in mine else ():

@@ -12,6 +12,7 @@ from geomx.codecs import codecs
 from geomx.config.reading.forms import AddressesForm, AddressForm, ChoiceForm, TextForm, ZeroOr, unfit
 from geomx.config.reading.problems import odd_character
 from geomx.optim import compensations
+from geomx.overlay import overlays
 from geomx.sync import policies
 
 # A worker's name is its party's with a rank. One message names all workers of a party, or all parties of a run, and its
@@ -71,6 +72,7 @@ ListenAddressOrNone = Annotated[str, AddressForm(dialled=False, optional=True)]
 PolicyName = Annotated[str, ChoiceForm(policies.names, "staleness=4")]
 CompensationName = Annotated[str, ChoiceForm(compensations.names, "strength=0.04", optional=True)]
 ChannelName = Annotated[str, ChoiceForm(channels.names, "key=value")]
+OverlayName = Annotated[str, ChoiceForm(overlays.names, "greed=0.9", optional=True)]
 RuleName = Annotated[
     str,
     TextForm(

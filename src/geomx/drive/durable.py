@@ -176,6 +176,11 @@ class Durable:
         self._ended.set()
         if self._renewing.is_alive():
             self._renewing.join()
+        if (
+            error is None and self.term.lease_s
+        ):  # nobody takes its place while it clears up, however long that is
+            with suppress(GeomxError):
+                self.term.release(is_over=True)
         self._executor.shutdown()
         self._cutter.shutdown()
         if error is None:

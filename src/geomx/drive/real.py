@@ -20,11 +20,12 @@ from itertools import chain
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from geomx.channels.contract import Channel, Connection, FlowConnection, Listener
+from geomx.channels.contract import Channel, Connection, FlowConnection, Listener, MeasuringConnection
 from geomx.config import LinkChange
 from geomx.drive.durable import Durable
 from geomx.errors import ConfigError, Fault, GeomxError, NodeLost, ProtocolError, RunFailed
 from geomx.node.contract import (
+    MEASURED_EVERY_S,
     Began,
     Called,
     Closed,
@@ -41,6 +42,7 @@ from geomx.node.contract import (
     Job,
     JobDone,
     Mark,
+    Measured,
     Node,
     Note,
     Notify,
@@ -91,12 +93,19 @@ class ListeningEdge:
 class Wiring:
     """A node's edges: the door it opens, how to reach each peer that it dials, and what becomes of emulated links.
 
-    A peer with several addresses is at one of them. Each change has a function that makes it.
+    A peer with several addresses is at one of them. Each change has a function that makes it. `beside`: a second
+    door, for nodes of its own tier.
     """
 
     listening: ListeningEdge | None = None
     peers: Mapping[str, tuple[Channel, str | Sequence[str]]] = field(default_factory=dict)
     changes: Sequence[tuple[LinkChange, Callable[[], None]]] = ()
+    beside: ListeningEdge | None = None
+
+    @property
+    def doors(self) -> list[ListeningEdge]:
+        """Where it listens."""
+        return [door for door in (self.listening, self.beside) if door is not None]
 
 
 @dataclass(slots=True)
@@ -142,7 +151,9 @@ class Driver:
         self._paths = PathNews()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
+        self._doors: dict[int, ListeningEdge] = {}  # by connection that was accepted
+        self._called: list[Called] | None = []  # before the node has started; None: it has
         self._loop: asyncio.AbstractEventLoop
         self._executor: ThreadPoolExecutor
         self._ended: asyncio.Future[None]
@@ -157,8 +168,13 @@ class Driver:
             self._restore()
             await self._listen()
             self.deliver(Started())
+            called, self._called = self._called or [], None
+            for call in called:
+                self.deliver(call)
             self._check_log()
             self._use()
+            if self.node.measures:
+                self._measure((0, 0))
             await self._ended
         except BaseException as raised:
             error = raised
@@ -183,7 +199,9 @@ class Driver:
 
     def deliver(self, event: Event) -> None:
         """Hand the node an event; on the event loop only."""
-        if not self._ended.done():
+        if self._called is not None and isinstance(event, Called):  # a script that is quick
+            self._called.append(event)
+        elif not self._ended.done():
             try:
                 self._carry_out(self.node.handle(event, self._loop.time()))
             except Exception as error:  # a fault of ours: end loudly rather than wait for ever
@@ -264,8 +282,9 @@ class Driver:
 
     def _identified(self, effect: Identified) -> None:
         self._peer_of[effect.conn] = effect.peer
-        if self._wiring.listening is not None and effect.conn in self._connections:
-            self._wiring.listening.shape(self._connections[effect.conn], effect.peer)
+        door = self._doors.pop(effect.conn, None)
+        if door is not None and effect.conn in self._connections:
+            door.shape(self._connections[effect.conn], effect.peer)
 
     def _on_connection(self, effect: Write | OpenFlow) -> None:
         connection = self._connections.get(effect.conn)
@@ -371,20 +390,21 @@ class Driver:
     # -- connections -------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        listening = self._wiring.listening
-        if listening is None:
-            return
-        try:
-            self._listener = await listening.channel.listen(listening.address, self, self._accepted)
-        except OSError as error:
-            fault = Fault(
-                "address", listening.address, "an address of this machine with a free port", str(error)
-            )
-            raise ConfigError(self.node.name, [fault]) from error
-        self._recorder.record("listening", "info", address=self._listener.address)
+        for door in self._wiring.doors:
+            accepted = functools.partial(self._accepted, door)
+            try:
+                listener = await door.channel.listen(door.address, self, accepted)
+            except OSError as error:
+                allowed = "an address of this machine with a free port"
+                raise ConfigError(
+                    self.node.name, [Fault("address", door.address, allowed, str(error))]
+                ) from error
+            self._listeners.append(listener)
+            self._recorder.record("listening", "info", address=listener.address)
 
-    def _accepted(self, connection: Connection) -> None:
+    def _accepted(self, door: ListeningEdge, connection: Connection) -> None:
         self._connections[connection.ident] = connection
+        self._doors[connection.ident] = door
         self.deliver(Opened(connection.ident, "", _nonce(), connection.certified))
 
     async def _dial(self, peer: str) -> None:
@@ -422,6 +442,7 @@ class Driver:
 
     def _forget(self, conn: int) -> None:
         connection = self._connections.pop(conn, None)
+        self._doors.pop(conn, None)
         peer = self._peer_of.pop(conn, "")
         if connection is not None and peer:
             self._traffic.setdefault(peer, _Traffic()).count(connection)
@@ -446,8 +467,8 @@ class Driver:
             task.cancel()
         for conn in list(self._connections):
             self._hang_up(conn, "the node has ended")
-        if self._listener is not None:
-            await self._listener.close()
+        for listener in self._listeners:
+            await listener.close()
         await asyncio.gather(*(connection.gone() for connection in self._closing))
         self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -457,6 +478,22 @@ class Driver:
         if not self._ended.done():
             self._record_usage()
             self._timers["usage"] = self._loop.call_later(USAGE_EVERY_S, self._use)
+
+    def _measure(self, before: tuple[int, int]) -> None:
+        """Tell the node what has left since, again and again."""
+        if self._ended.done():
+            return
+        sent: dict[str, tuple[int, float]] = {}
+        for conn, connection in self._connections.items():
+            if (peer := self._peer_of.get(conn)) and isinstance(connection, MeasuringConnection):
+                carried = connection.carried(MEASURED_EVERY_S)
+                sent |= {} if carried is None else {peer: carried}
+        open_now = [each for conn, each in self._connections.items() if conn in self._peer_of]
+        totals = sum(each.bytes_sent for each in open_now), sum(each.bytes_received for each in open_now)
+        left, came = (max(0, now - past) for now, past in zip(totals, before, strict=True))
+        if left or came:
+            self.deliver(Measured(sent, left, came))
+        self._timers["measure"] = self._loop.call_later(MEASURED_EVERY_S, self._measure, totals)
 
     def _record_usage(self, name: str = "usage") -> None:
         """What the process has used, and what has crossed its sockets, since its start."""

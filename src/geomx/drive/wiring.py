@@ -15,6 +15,7 @@ from geomx.config.compatibility.choice_rules import check_channel
 from geomx.config.compatibility.lossy_channels import LAN, WAN, check_proof, edge_tables
 from geomx.config.reading.problems import KeyPath
 from geomx.drive.real import ListeningEdge, Wiring
+from geomx.node.topology import Topology
 from geomx.tree import TOP
 
 Changes = list[tuple[LinkChange, Callable[[], None]]]
@@ -28,8 +29,9 @@ def wire(run: Run, name: str, place: int = 0) -> Wiring:
     check_proof(run)
     tree = run.tree
     if tree.is_worker(name):
-        party = tree.parent(name)
-        return Wiring(peers={party: (_lan(run), run.addresses_of(party))})
+        party, channel = tree.parent(name), _lan(run)
+        door, others = _beside(run, name, channel, _channel(run, LAN, None, LAN_CHUNK_BYTES))
+        return Wiring(peers={party: (channel, run.addresses_of(party)), **others}, beside=door)
     listening, changes = _listening(run, name, run.listen_address_of(name, place))
     if tree.is_shard(name):
         channel, beside = _channel_below(run, TOP), tree.beside(name, run.run.replicas)
@@ -39,7 +41,32 @@ def wire(run: Run, name: str, place: int = 0) -> Wiring:
     peers = {parent: (above, run.addresses_of(parent)) for parent in tree.parents(name)}
     uplink = above.uplink if isinstance(above, ShapingChannel) else None
     changes += [] if uplink is None else _changes(run, name, uplink, 1)
-    return Wiring(listening, peers, changes)
+    door, others = _beside(run, name, above, _channel_below(run, tree.parent(name)))
+    return Wiring(listening, {**peers, **others}, changes, door)
+
+
+def _beside(
+    run: Run, name: str, dials: Channel, listens: Channel
+) -> tuple[ListeningEdge | None, dict[str, tuple[Channel, str]]]:
+    """With an overlay: where a node is dialled by others of its tier, and those that it may dial.
+
+    What it sends to them crosses its own emulated link, as what it sends up does: the uplink of `dials`.
+    """
+    topology = Topology.of(run)
+    addresses = run.addresses_beside
+    others = {
+        other: (dials, addresses[other]) for other in topology.beside(name) if topology.may_dial(name, other)
+    }
+    address = run.listen_beside_of(name)
+    if not address:
+        return None, others
+    uplink = dials.uplink if isinstance(dials, ShapingChannel) else None
+
+    def shape(connection: Connection, _: str) -> None:
+        if uplink is not None and isinstance(listens, ShapingChannel):
+            listens.shape(connection, uplink)
+
+    return ListeningEdge(listens, address, shape), others
 
 
 def _listening(run: Run, name: str, address: str) -> tuple[ListeningEdge, Changes]:

@@ -6,6 +6,7 @@ package has the examples beside its modules; in a clone of the repository they a
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,11 @@ from geomx.observe.report import Report, size
 
 ALL = "all"
 NOT_HERE = ("fashion-mnist", "three-machines")  # they need a data set of their own, or more machines
+NEEDS = {
+    "trainer": "transformers",
+    "lightning": "lightning",
+    "actor_critic": "gymnasium",
+}  # else not here either
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,12 @@ def find_examples() -> dict[str, Example]:
     """All examples by name: runs as a whole first, then one for each technique."""
     here = folder()
     paths = [*sorted(here.glob("*.toml")), *sorted((here / "techniques").glob("*.toml"))]
-    return {path.stem: Example(path) for path in paths if path.stem not in NOT_HERE}
+    there = (path for path in paths if path.stem not in NOT_HERE)
+    return {path.stem: Example(path) for path in there if _is_there(NEEDS.get(path.stem, "geomx"))}
+
+
+def _is_there(library: str) -> bool:
+    return importlib.util.find_spec(library) is not None
 
 
 def choose(names: Sequence[str]) -> list[Example]:

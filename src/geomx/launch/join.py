@@ -57,6 +57,8 @@ NOT_THE_SCRIPT = (ConfigError, Disagreement, NodeLost, Refused, RunFailed, WaitT
 AMID_DATA = "its script ended in the middle of run.shard(loader), without run.close()"
 TELL_S = 3.0  # a connection takes 2 s at most to end, and a cut link cannot be told
 
+OVERLAY_SLICES = 3  # times as many, since more of them are under way on the longer ways of an overlay
+
 
 def join(run: str | Path | Run | None = None, party: str | None = None, rank: int | None = None) -> LiveRun:
     """Join a run as one of its workers.
@@ -177,7 +179,7 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
         weight=run.sync.weight,
         dataset_size=run.party(party).dataset_size,
         slice_elements=run.layout.slice_elements,
-        slices=slices_wanted(run.wan.codec_up, run.wan.codec_down),
+        slices=slices_wanted(run.wan.codec_up, run.wan.codec_down) * (OVERLAY_SLICES if run.overlays else 1),
         pack_below=run.layout.pack_below,
         size_bounds=size_bounds_of(*run.codecs),
         collective=collective,
@@ -188,6 +190,7 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
         ledger=run.run.ledger,
         buffers=run.sync.buffers,
         on_nonfinite=run.run.on_nonfinite,
+        has_overlay=bool(run.overlays),
         room=make_codec(run.lan.codec_up, RngKey()).room,
         has_quorum=run.sync.quorum < 1.0,
     )

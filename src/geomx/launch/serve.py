@@ -13,6 +13,7 @@ from geomx.launch.environment import read_place
 from geomx.launch.leave import Door
 from geomx.launch.verdict import FAILED, by_hand, follows, status_of
 from geomx.observe.node_progress import NodeProgress
+from geomx.observe.progress import ends_above
 from geomx.observe.records import Recorder
 
 
@@ -30,7 +31,7 @@ def serve(run: Run, node: str, standby: int = 0) -> None:
     progress = (
         None
         if place.watched
-        else NodeProgress(() if run.tree.is_shard(node) else run.tree.parents(node)).take
+        else NodeProgress(() if run.tree.is_shard(node) else ends_above(run.tree, node)).take
     )
     recorder = Recorder(place.records, node, place.trace, place.watched, progress)
     asked: list[int] = []

@@ -30,7 +30,7 @@ from geomx.node.slices.slice_state import (
     within,
     without,
 )
-from geomx.node.slices.update_stream import DENSE, UpdateDecoder, decoded
+from geomx.node.slices.update_stream import EXACT, UpdateDecoder, decoded
 from geomx.node.uplink import Uplink
 from geomx.optim.contract import SliceState
 from geomx.rounds.round import Round
@@ -58,8 +58,16 @@ class Aggregator:
         self._server = server
         self._skips = skips
         self.above = Uplink(
-            server, self, server.members.tree, up, down, skips, classes, server.losses.quorum.share < 1.0
+            server,
+            self,
+            server.members.tree,
+            up,
+            down,
+            skips,
+            classes,
+            server.losses.quorum.share < 1.0,
         )
+        self.relay = self.above.relay
         self._layout: Layout | None = None
         self._replies: dict[int, Callable[[State, Any], None]] = {}
         self._tokens: dict[int, int] = {}
@@ -82,7 +90,7 @@ class Aggregator:
         self.above.attach(layout, settings)
 
     def closed(self, slice_: Slice, round_: Round) -> None:
-        push = merge(round_)
+        push = round_.merged()
         if round_.kind == "assign":
             self._assign(slice_, round_, push)
             return
@@ -160,7 +168,7 @@ class Aggregator:
         add = accumulator(getattr(torch, slice_.dtype)).add
 
         def values() -> torch.Tensor | None:
-            return add([decoded(DENSE, slice_, push.origins, payload) for push, payload in waiting])
+            return add([decoded(EXACT, slice_, push.origins, payload) for push, payload in waiting])
 
         self.above.hand_over(push, values)
 
@@ -277,24 +285,3 @@ class Aggregator:
         if reply is None:
             raise ProtocolError(f"State came for a Fetch {state.token} that nobody made")
         reply(msgspec.structs.replace(state, token=self._tokens.pop(state.token)), payload)
-
-
-def merge(round_: Round) -> Push:
-    """The header of the contributions' sum: weights added, origins united."""
-    pushes = [push for push, _ in round_.in_order()]
-    return Push(
-        turn=round_.turn,
-        slice=pushes[0].slice,
-        kind=round_.kind,
-        operation=pushes[0].operation,
-        weight=round_.weight,
-        origins=round_.origins,
-        present=round_.present,
-        hyper=round_.hyper,
-        reading=round_.reading,
-        step=round_.step,
-        cohort=round_.cohort,
-        relative_loss=round_.relative_loss,
-        together=pushes[0].together,
-        awaits=any(push.awaits for push in pushes),
-    )

@@ -9,7 +9,7 @@ only goes forward. A *job* is a pure function over tensors: the driver runs it w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +21,8 @@ from geomx.wire.roster_messages import Message
 # A payload is a flat uint8 tensor (or, in a simulation of shapes, one on the meta device). `rounds` and `sync`
 # never look inside.
 Payload = Any
+
+MEASURED_EVERY_S = 0.25
 
 # -- events --------------------------------------------------------------------------------------------
 
@@ -124,6 +126,18 @@ class Restored:
     records: Iterable[tuple[bytes, Payload]]
 
 
+@dataclass(slots=True, eq=False)
+class Measured:
+    """What has left since the last time, by peer: bytes, and for how many seconds some were waiting to leave.
+
+    Only for nodes that ask for it, see `Node.measures`. `leaving`, `entering`: all bytes that have left, and come.
+    """
+
+    sent: Mapping[str, tuple[int, float]]
+    leaving: int = 0
+    entering: int = 0
+
+
 Event = (
     Started
     | Opened
@@ -136,6 +150,7 @@ Event = (
     | Persisted
     | CutStored
     | Restored
+    | Measured
 )
 
 # -- effects -------------------------------------------------------------------------------------------
@@ -293,10 +308,12 @@ class Node(Protocol):
     Attributes:
         name: The node's name.
         blocks: What became of the blocks that it sent: the driver records it.
+        measures: Whether it is to be told what leaves, every `MEASURED_EVERY_S`.
     """
 
     name: str
     blocks: BlockCounts
+    measures: bool
 
     def handle(self, event: Event, now: float) -> Iterable[Effect]:
         """React to one event. The effects are to be carried out in order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from geomx.channels.contract import BlockClasses
@@ -14,6 +15,8 @@ from geomx.node.aggregator import Aggregator
 from geomx.node.durable.cut import CutTimes
 from geomx.node.edges import ChildEdges
 from geomx.node.members.top import Top
+from geomx.node.overlay.conductor import Conductor
+from geomx.node.peers.beside import Siblings
 from geomx.node.peers.peer import Identity
 from geomx.node.root import Root
 from geomx.node.same_data import SameDataWatch
@@ -25,8 +28,10 @@ from geomx.node.topology import Topology
 from geomx.node.worker import Worker
 from geomx.optim import compensations, optimizers
 from geomx.optim.contract import RootOptimizer
+from geomx.overlay import overlays
 from geomx.sync import policies
 from geomx.sync.contract import StepController
+from geomx.tree import TOP
 from geomx.wire.roster_messages import Message
 
 
@@ -46,9 +51,24 @@ def make_node(topology: Topology, name: str, incarnation: int = 1, term: int = 0
     dials = dict.fromkeys(parents, topology.above(name).patience)
     losses = topology.losses_at(tree.cohort_at(name, 1) if tree.is_worker(name) else name)
     returning = frozenset(name for name in parents if topology.is_durable or not tree.is_shard(name))
+    beside = topology.beside(name)
+    dialled = frozenset(other for other in beside if topology.may_dial(name, other))
+    siblings = Siblings(beside, dialled) if topology.overlay_above(name) else None
     if tree.is_worker(name):
         job = topology.job_of(name) if losses.on_loss == "continue" else frozenset[str]()
-        return Worker(identity, topology.limits, tree, dials, up, down, classes, losses, returning, job)
+        return Worker(
+            identity,
+            topology.limits,
+            tree,
+            dials,
+            up,
+            down,
+            classes,
+            losses,
+            returning,
+            job,
+            siblings,
+        )
     return Server(
         identity,
         topology.limits,
@@ -60,6 +80,8 @@ def make_node(topology: Topology, name: str, incarnation: int = 1, term: int = 0
         flows=flows_to(parents, classes),
         losses=losses,
         returning=returning,
+        conducts=_conducts(topology, name),
+        siblings=siblings,
     )
 
 
@@ -112,7 +134,29 @@ def _shard(topology: Topology, identity: Identity) -> Server:
         losses=topology.losses,
         cuts=CutTimes(topology.cut_every_s, topology.keep_bytes) if topology.is_durable else None,
         beside=beside,
+        conducts=_conducts(topology, name),
     )
+
+
+def _conducts(topology: Topology, name: str) -> Callable[[Server], Conductor] | None:
+    """What says by which ways the contributions of a server's children travel; None: they all send to it."""
+    tree, is_shard = topology.tree, topology.tree.is_shard(name)
+    spec = topology.overlays.get(TOP if is_shard else name, "")
+    if not spec:
+        return None
+    holders = tree.shards if is_shard else (name,)
+    children = {child: tree.leaves(child) for child in tree.children(name)}
+
+    def make(server: Server) -> Conductor:
+        def tell(holder: str, message: Message) -> None:
+            peer = server.peer(holder)
+            if peer is not None and not server.journal.is_replaying:
+                server.send(peer, message)
+
+        own = (*topology.neighbours, *holders) if topology.neighbours else ()
+        return Conductor(server, children, holders, overlays.make(spec), topology.may_send, tell, own)
+
+    return make
 
 
 def _optimizer(rule: str, name: str) -> RootOptimizer:

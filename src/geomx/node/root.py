@@ -36,6 +36,7 @@ from geomx.node.slices.finite import (
     tried,
     when,
 )
+from geomx.node.slices.models import models_of
 from geomx.node.slices.payloads import has_values
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import (
@@ -87,6 +88,7 @@ class Root:
     """
 
     is_top = True
+    relay = None
 
     def __init__(
         self,
@@ -103,10 +105,10 @@ class Root:
         self._server = server
         self.above = make_above(self)
         self._shard, self._shards = shard, shards
-        self._optimizers = optimizers
+        self._make_optimizer = optimizers
         self._clipping = clipping
         self._lockstep = lockstep  # see `Policy.lockstep`
-        self._optimizer: RootOptimizer | None = None
+        self._optimizers_of: dict[int, RootOptimizer] = {}  # by trained slice; empty: they are the workers'
         self._weights: dict[int, torch.Tensor] = {}
         self._hypers: dict[bytes, Hyperparameters] = {}
         self._parked: dict[bytes, list[tuple[Slice, Round]]] = {}
@@ -125,14 +127,13 @@ class Root:
         """The model is known: make its optimizer."""
         self._layout = layout
         self.above.whole.begin(layout.shards(self._shards))
-        name = str(settings.get("optimizer", "workers"))
-        self._optimizer = None if name == "workers" else self._optimizers(name)
         self._server.down.remembers = self._compensation is not None
-        clip_norm = settings.get("clip_norm") if self._optimizer is not None else None
-        if isinstance(clip_norm, int | float):
-            trained = frozenset(s.index for s in layout.slices if s.role == "weight")
-            mine = frozenset(s.index for s in self.holds(layout)) & trained
-            self._clipping.start(float(clip_norm), mine, trained)
+        held = frozenset(slice_.index for slice_ in self.holds(layout))
+        for model in models_of(layout, settings):
+            if model.rule:
+                self._optimizers_of |= dict.fromkeys(model.trained, self._make_optimizer(model.rule))
+            if model.clip_norm:
+                self._clipping.start(model.clip_norm, held & model.trained, model.trained)
         self._server.reception.open()
 
     @property
@@ -176,7 +177,7 @@ class Root:
             self._answer_nothing(slice_, round_)
         elif round_.kind == "mean":
             self._mean(slice_, round_)
-        elif self._optimizer is None and slice_.role != "ledger":
+        elif slice_.index not in self._optimizers_of and slice_.role != "ledger":
             self._pass_on(slice_, round_)
         elif slice_.index not in self._weights:
             raise ProtocolError(f"slice {slice_.index} has no weights yet that a gradient could change")
@@ -229,11 +230,12 @@ class Root:
     ) -> None:
         """Have a slice packed, as it stands behind the rounds that have closed and do not wait."""
         index = slice_.index
-        weights, optimizer, compensation = self._weights.get(index), self._optimizer, self._compensation
+        weights, optimizer = self._weights.get(index), self._optimizers_of.get(index)
+        compensation = self._compensation
         version, seen = self._versions.get(index, 0), dict(self._seen.get(index, {}))
 
         def work() -> Packed:
-            has_state = optimizer is not None and weights is not None and slice_.role == "weight"
+            has_state = optimizer is not None and weights is not None
             state = optimizer.export(index) if optimizer is not None and has_state else SliceState()
             kept = compensation.export(index) if compensation is not None else {}
             return pack(RootSlice(None if weights is None else weights.clone(), state, kept, version, seen))
@@ -245,10 +247,10 @@ class Root:
         index = slice_.index
         if kept.weights is not None:
             self._weights[index] = kept.weights.clone()
-            if self._optimizer is not None and slice_.role == "weight":
-                self._optimizer.adopt(slice_, self._weights[index])
+            if (optimizer := self._optimizers_of.get(index)) is not None:
+                optimizer.adopt(slice_, self._weights[index])
                 if kept.state.planes or kept.state.scalars:
-                    self._optimizer.restore(index, kept.state)
+                    optimizer.restore(index, kept.state)
         if self._compensation is not None:
             self._compensation.restore(index, kept.compensation)
         self._versions[index], self._seen[index] = kept.version, kept.seen
@@ -259,7 +261,7 @@ class Root:
     def fetch(self, fetch: Fetch, reply: Callable[[State, Any], None]) -> None:
         """What belongs in a checkpoint, as it is now. Raises `ProtocolError` for what only somebody below has."""
         assert self._layout is not None
-        slice_, optimizer = self._layout.slices[fetch.slice], self._optimizer
+        slice_, optimizer = self._layout.slices[fetch.slice], self._optimizers_of.get(fetch.slice)
         if fetch.of in ("root", "exact"):
             answer_state(
                 self._slice_jobs,
@@ -289,7 +291,8 @@ class Root:
     def _kept(self, slice_: Slice, exact: bool) -> Planes:
         """What a checkpoint keeps of the upper ends of the edges, and of weights that no receiver has exactly."""
         kept = under("down.", self._server.down.kept(slice_))
-        if (exact or self._server.down.deltas) and self._lockstep and slice_.index in self._weights:
+        rounds = exact or self._server.down.deltas or slice_.stored
+        if rounds and self._lockstep and slice_.index in self._weights:
             kept["weights"] = self._weights[slice_.index]
         return kept
 
@@ -313,9 +316,8 @@ class Root:
         self._answer_nothing(slice_, round_, weight=0.0)
 
     def _optimize(self, slice_: Slice, round_: Round, mean: Callable[[], torch.Tensor], scale: float) -> None:
-        optimizer, weights = self._optimizer, self._weights[slice_.index]
+        optimizer, weights = self._optimizers_of[slice_.index], self._weights[slice_.index]
         hyper, present = self._hypers[round_.hyper], round_.present
-        assert optimizer is not None
 
         def work() -> torch.Tensor:
             gradient = mean()
@@ -365,7 +367,7 @@ class Root:
 
     def _assign(self, slice_: Slice, round_: Round) -> None:
         chosen = next(((push, p) for push, p in round_.in_order() if p is not None), None)
-        optimizer = self._optimizer if slice_.role == "weight" else None
+        optimizer = self._optimizers_of.get(slice_.index)
         changes = optimizer is not None or slice_.role == "ledger"
         if chosen is None or not (changes or has_values(chosen[0], slice_)):
             self._answer_nothing(slice_, round_)

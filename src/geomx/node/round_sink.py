@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from geomx.layout import Layout, Slice
 from geomx.node.durable.records import Record
 from geomx.node.durable.state import Stateful
+from geomx.node.overlay.relay import Relay
 from geomx.node.peers.peer import Handler
 from geomx.rounds.round import Round
 from geomx.wire.messages import Calling, Fetch, Hyperparameters, Sampled, State, Stepped, Value
@@ -45,6 +46,10 @@ class RoundSink(Protocol):
     @property
     def state(self) -> Stateful | None:
         """Of a shard: what it has, so that whoever is started in its place can have it."""
+
+    @property
+    def relay(self) -> Relay | None:
+        """Its part in an overlay of its own tier, if there is one."""
 
     @property
     def above(self) -> Above:

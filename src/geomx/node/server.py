@@ -20,7 +20,7 @@ import torch
 
 from geomx.errors import GeomxError, NodeLost, ProtocolError, Unsupported
 from geomx.layout import Layout, Slice
-from geomx.node.contract import Began, Effect
+from geomx.node.contract import Began, Effect, Measured
 from geomx.node.durable.cut import CutTimes
 from geomx.node.durable.journal import Journal
 from geomx.node.durable.replay import Replay
@@ -29,8 +29,10 @@ from geomx.node.edges import ChildEdges
 from geomx.node.members.attendance import Attendance
 from geomx.node.members.ending import Ending
 from geomx.node.members.reception import Reception
+from geomx.node.overlay.conductor import Conductor
 from geomx.node.peers.awaited import Awaited
 from geomx.node.peers.base import BaseNode
+from geomx.node.peers.beside import Companion, Siblings
 from geomx.node.peers.handshake import shown
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer
 from geomx.node.round_sink import RoundSink
@@ -39,9 +41,10 @@ from geomx.node.slices.blocks import Receipts, flows_to, receipted
 from geomx.node.slices.handed_over import HandedOver
 from geomx.node.slices.join_state import check_reached
 from geomx.node.slices.joined import Joined
-from geomx.node.slices.payloads import check_size
+from geomx.node.slices.models import models_of
+from geomx.node.slices.payloads import check_size, check_weight
+from geomx.node.slices.priority import priority_of
 from geomx.node.slices.update_stream import UpdateEncoder, codec_of, decoded
-from geomx.node.uplink import priority_of
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.losses import EVERYBODY, Losses
 from geomx.rounds.membership import Members
@@ -74,7 +77,6 @@ NOT_DURABLE = (
     "has a store, and only the workers have the weights, since the optimizer runs there (clip_norm moves it there); "
     'set optimizer.place = "server", or no store.url'
 )
-MOST_WEIGHT = 1e300  # of one contribution, so that sums are finite
 LAYOUT_LIMIT_BYTES = 16 << 20  # takes a second to read
 
 
@@ -83,7 +85,8 @@ class Server(BaseNode):
 
     `step_controller`: the policy again, where this is the first shard and the policy sets the workers' pace.
     `same_data`: of the first shard alone. `cuts`: of a shard that keeps a log, when it writes its state.
-    `beside`: where the next shard keeps that log, its name, and that of whose log is kept here.
+    `beside`: where the next shard keeps that log, its name, and that of whose log is kept here. `conducts(server)`:
+    gives it what says by which ways its children's contributions travel. `siblings`: see `BaseNode`.
     """
 
     def __init__(
@@ -103,12 +106,14 @@ class Server(BaseNode):
         returning: frozenset[str] | None = None,
         cuts: CutTimes | None = None,
         beside: tuple[str, str] | None = None,
+        conducts: Callable[[Server], Conductor] | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         expects = dict.fromkeys(edges.children, edges.patience) | (others or {})
         flows = {**(flows or {}), **flows_to(edges.children, edges.classes)}
         self.losses = losses or Losses()
         returning = returning if self.losses.may_return else None
-        super().__init__(identity, limits, dials or {}, expects, flows, returning)
+        super().__init__(identity, limits, dials or {}, expects, flows, returning, siblings)
         self._edges = edges
         self._policy = policy
         is_durable = cuts is not None
@@ -117,14 +122,24 @@ class Server(BaseNode):
         self._same_data = same_data
         self.members = Members(tree, identity.name)
         quorum = self.losses.quorum if self.members.tree.is_shard(identity.name) else EVERYBODY
-        self._gathering = Gathering(policy, self.members, self.closed, self._wake, self._agrees, quorum)
+        self._gathering = Gathering(
+            policy,
+            self.members,
+            self.closed,
+            self._wake,
+            self._agrees,
+            quorum,
+            None if conducts is None else self._owed,
+        )
         self.attendance = Attendance(self, edges, self._gathering, self.losses)
         self.reception = Reception(self, edges, self._gathering, policy, self.losses.may_return)
         self.handed_over = HandedOver(len(self.members.order))
         self.sink = make_sink(self)
+        self.conductor = conducts(self) if conducts is not None else None
+        self.measures = self.conductor is not None or self.has_overlay
         self._receipts = Receipts(edges.classes is not None and edges.classes.loses)
         self._mine: frozenset[int] = frozenset()  # the slices that are gathered here
-        self._trained = 0  # how many slices take part in a step
+        self._trained: dict[int, int] = {}  # by slice: how many here take part in a step with it
         turn_s = limits.turn_s and limits.turn_s + edges.later_s
         self._turns = TurnLog(self._gathering.turns, limits.stall_s, turn_s, self.note, self.members.order)
         has_calls = policy.sync_group != "run"
@@ -148,14 +163,20 @@ class Server(BaseNode):
         if payload is not None:
             update = msgspec.structs.replace(update, size=payload.nbytes)
             update = self._edges.down.versions.stamped(slice_, update, payload)
-        is_first = self.reception.answered(slice_, update, payload, self._trained)
+        trained = self._trained.get(slice_.index, 0)
+        is_first = self.reception.answered(slice_, update, payload, trained)
         priority, receipts = priority_of(slice_), self._receipts.answered(update)
-        for name in self._children(update.cohort):
+        children: tuple[str, ...] | None = None
+        if self.conductor is not None:
+            update, children = self.conductor.answers(slice_, update)
+        for name in self._children(update.cohort) if children is None else children:
             child, leaves = self.peer(name), self._edges.children[name]
             if child is not None and self.reception.is_welcomed(name) and not self.members.has_left(leaves):
                 self.send(child, receipted(update, receipts, name), payload, priority)
-        self._turns.answered(slice_.role, update, staleness, self._trained, self._now)
+        self._turns.answered(slice_.role, update, staleness, trained, self._now)
         self._step_control.closed(update, self._now)
+        if self.conductor is not None and not self.journal.is_replaying:
+            self.conductor.answered(slice_, update, payload)
         if is_first:
             self.begins()
         self._gathering.answered(slice_, update.cohort, update.turn, self._now, bool(update.missed))
@@ -197,7 +218,7 @@ class Server(BaseNode):
 
     # -- messages ---------------------------------------------------------------------------------------------
 
-    def handler_of(self, peer: Peer) -> Handler:
+    def _handler_of(self, peer: Peer) -> Handler:
         return self if peer.name in self._edges.children else self.log.handler
 
     def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
@@ -223,6 +244,8 @@ class Server(BaseNode):
             self._on_leave(peer, leaves, message)
         elif isinstance(message, Lost | Asks):
             self.attendance.passes_on(peer, message)
+        elif self.conductor is not None:
+            self.conductor.on_message(peer.name, message)
         else:
             raise ProtocolError(f"{type(message).__name__} was sent up to {self.name}")
 
@@ -247,17 +270,33 @@ class Server(BaseNode):
             self.journal.write(*self.reception.model())
         mine = self.sink.holds(layout)
         self._mine = frozenset(slice_.index for slice_ in mine)
-        self._trained = sum(slice_.role in ("weight", "ledger") for slice_ in mine)
+        counted = self._mine.intersection(slice_.index for slice_ in layout.slices if slice_.role == "ledger")
+        for model in models_of(layout, settings):
+            stepped = (self._mine & model.trained) | counted
+            self._trained |= dict.fromkeys(stepped, len(stepped))
         self._gathering.begin(mine)
         self.sink.attach(layout, settings)
+        if self.conductor is not None:
+            self.conductor.begin(layout)
 
     def is_ready_for(self, name: str) -> bool:
         """Nobody below is let in before it is known what was decided."""
         return not self.log.is_awaited or name not in self._edges.children
 
+    @property
+    def companion(self) -> Companion | None:
+        return self.sink.relay
+
+    def on_measured(self, measured: Measured) -> None:
+        super().on_measured(measured)
+        if self.conductor is not None:
+            self.conductor.measured(measured)
+
     def on_open(self, peer: Peer, first: bool) -> None:
         if peer.name not in self._edges.children:
             self.log.opened(peer, first)
+        elif first and self.conductor is not None:
+            self.conductor.void(f"{peer.name} begins anew")
         if not self.log.is_awaited:
             self._opened(peer, first)
 
@@ -279,13 +318,13 @@ class Server(BaseNode):
         self._ending.opened(peer, first)
 
     def _on_push(self, child: str, leaves: tuple[str, ...], push: Push, payload: Any) -> None:
-        if not push.origins or not push.origins.keys() <= set(leaves):
+        slice_ = self.slice_of(push.slice)
+        mine = self.conductor.origins_of(child, push) if self.conductor is not None else set(leaves)
+        if not push.origins or not push.origins.keys() <= mine:
             raise ProtocolError(
                 f"a push for {', '.join(push.origins) or 'nobody'}; its members: {', '.join(leaves)}"
             )
-        if not 0.0 <= push.weight <= MOST_WEIGHT:
-            raise ProtocolError(f"a push for slice {push.slice} weighs {push.weight}")
-        slice_ = self.slice_of(push.slice)
+        check_weight(push)
         if push.turn > 0:
             self.log.check()
         if push.drains:
@@ -296,9 +335,21 @@ class Server(BaseNode):
                 self.journal.handed_in(giver, handed)
             return
         self._gathering.check(push)
+        if self.conductor is not None:
+            self.conductor.came(push, payload)
         is_late = push.turn <= self._gathering.closed(slice_.index, push.cohort)
         is_late = is_late or (bool(push.together) and self.reception.is_behind(child, push.step))
         if is_late or not self.reception.is_welcomed(child):  # what is due of whoever begins anew comes again
+            if is_late and self.conductor is not None and self.reception.is_welcomed(child):
+                self.conductor.misses(child, push.slice, push.turn)
+            return
+        out = push.origins.keys() - self.members.expected(push.turn, push.cohort)
+        if (
+            self.conductor is not None
+            and out != push.origins.keys()
+            and self.attendance.is_spoiled(out, push)
+        ):
+            self.conductor.apart(push.slice, push.turn, push.origins.keys() - out)
             return
         everyones = self._gathering.closed(slice_.index, EVERYONE)
         step = self.reception.possible(push.step, push.cohort, push.turn, everyones)
@@ -310,6 +361,19 @@ class Server(BaseNode):
         if push.together and (peer := self.peer(child)) is not None:
             peer.step = max(peer.step, push.step)
         self._gathering.add(slice_, push, payload, self._now)
+
+    def _owed(self, index: int, round_: Round) -> None:
+        if self.conductor is not None:
+            self.conductor.apart(index, round_.turn, round_.owing)
+
+    def welcomed(self) -> list[str]:
+        """The children that take part, by name."""
+        there = (
+            (name, leaves)
+            for name, leaves in self._edges.children.items()
+            if self.reception.is_welcomed(name)
+        )
+        return [name for name, leaves in there if self.members.present(leaves)]
 
     def _agrees(self, cohort: str, turn: int, together: bytes) -> bool:
         return self.attendance.agrees(cohort, turn, together)
@@ -422,6 +486,11 @@ class Server(BaseNode):
         """This was gathered here, and will never be answered: nobody is told that its turn has closed."""
         self._gathering.turns.reopen(push.slice, push.cohort, push.turn)
 
+    def enrolled(self, number: int) -> None:
+        """Others take part than before, by the roster of this number."""
+        if self.conductor is not None:
+            self.conductor.void(f"others take part: roster {number}")
+
     def took_leave(self, names: frozenset[str]) -> None:
         """These take no part any more."""
         self._step_control.left(names)
@@ -492,6 +561,8 @@ class Server(BaseNode):
         if message.early:
             self.attendance.depart(dict.fromkeys(message.origins, message.turns))
         self._step_control.left(message.origins)
+        if self.conductor is not None and message.early and self.members.has_left(leaves):
+            self.conductor.void(f"{peer.name} has left")
         self.journal.behind(partial(self._acknowledge, peer, peer.session))
         self._gathering.look(self._now)
         self._ending.look()

@@ -16,10 +16,11 @@ from geomx.config import Run
 from geomx.config.tables import EdgeTable
 from geomx.node.peers.peer import Limits
 from geomx.rounds.losses import Losses, Quorum
-from geomx.tree import SOLO, TOP, Tree
+from geomx.tree import GLOBAL, SOLO, TOP, Tree
 from geomx.wire.messages import Value
 from geomx.wire.session import Patience
 
+LEAST_BEATS = 3  # that somebody of one tier is silent before another goes on without it
 AS_ABOVE = "wan"  # instead of a codec down: what came from above goes on, byte for byte
 
 
@@ -67,6 +68,11 @@ class Topology:
     cut_every_s: float = 60.0  # how often they write their whole state
     keep_bytes: float = 1e9  # or so much has been written since
     secret: bytes = field(default=b"", repr=False)  # of the run, see `geomx.wire.proof`
+    overlays: Mapping[str, str] = field(default_factory=dict)  # by upper end of edges: a planner, as a spec
+    addressed: frozenset[str] | None = None  # who can be dialled by nodes of its tier; None: all
+    neighbours: Mapping[str, frozenset[str]] = field(
+        default_factory=dict
+    )  # to whom nodes may send; not in it: to all
 
     @classmethod
     def of(cls, run: Run, secret: bytes = b"") -> Topology:
@@ -92,6 +98,11 @@ class Topology:
             strict=run.run.strict,
             is_durable=run.is_durable,
             replicas=run.run.replicas,
+            overlays=run.overlays,
+            addressed=frozenset(run.addresses_beside),
+            neighbours={
+                server.name: frozenset(server.neighbours) for server in run.server_tables if server.neighbours
+            },
             cut_every_s=run.store.every_s,
             keep_bytes=run.store.keep_mb * 1e6,
             secret=secret,
@@ -133,6 +144,36 @@ class Topology:
     def below(self, name: str) -> Edge:
         """A server's edges down."""
         return self.edges[TOP if self.tree.is_shard(name) else name]
+
+    def overlay_above(self, name: str) -> str:
+        """The planner of the tier to which a node belongs; empty: there is none."""
+        return "" if self.tree.is_shard(name) else self.overlays.get(self.tree.parent(name), "")
+
+    def beside(self, name: str) -> dict[str, Patience]:
+        """The nodes of a node's tier with which it may be connected, and with what patience."""
+        if not self.overlay_above(name):
+            return {}
+        tier, given = self.tree.children(self.tree.parent(name)), self.above(name).patience
+        timeout_s = max(LEAST_BEATS * given.heartbeat_s, given.timeout_s / 3)
+        patience = replace(given, timeout_s=timeout_s)
+        return {other: patience for other in tier if self.may_dial(name, other) or self.may_dial(other, name)}
+
+    def may_dial(self, name: str, other: str) -> bool:
+        """Whether it is `name` that dials `other`, of the same tier."""
+        tier = self.tree.children(self.tree.parent(name))
+        here, there = (self.addressed is None or each in self.addressed for each in (name, other))
+        return name != other and there and (not here or tier.index(name) > tier.index(other))
+
+    def may_send(self, one: str, other: str) -> bool:
+        """Whether a table may have a node send to another."""
+        tree, shards = self.tree, [each for each in (one, other) if self.tree.is_shard(each)]
+        if len(shards) == 2:
+            return False
+        ends = [(here, GLOBAL if there in shards else there) for here, there in ((one, other), (other, one))]
+        if any(there not in self.neighbours[here] for here, there in ends if here in self.neighbours):
+            return False
+        is_up = bool(shards) or one == tree.parent(other) or other == tree.parent(one)
+        return is_up or self.may_dial(one, other) or self.may_dial(other, one)
 
     def losses_at(self, name: str) -> Losses:
         """What a node does about losses. A job of workers that reduce among themselves ends with any of them."""

@@ -19,6 +19,7 @@ from geomx.codecs.measure import largest
 from geomx.errors import ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.contract import FirstStep
+from geomx.node.overlay.relay import Relay
 from geomx.node.peers.base import BaseNode, Blocked
 from geomx.node.peers.peer import Peer
 from geomx.node.same_data import check_sampled
@@ -29,9 +30,10 @@ from geomx.node.slices.join_state import check_reached
 from geomx.node.slices.joined import Joined
 from geomx.node.slices.missed import Held, Missed, added, with_held
 from geomx.node.slices.payloads import TURN_BYTES, pack_layout, unpack_turns
+from geomx.node.slices.priority import priority_of
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import Planes, under, within
-from geomx.node.slices.update_stream import DENSE, UpdateDecoder, codec_for
+from geomx.node.slices.update_stream import EXACT, UpdateDecoder, codec_for
 from geomx.tree import EVERYONE, Tree
 from geomx.wire import presence
 from geomx.wire.messages import (
@@ -54,10 +56,10 @@ from geomx.wire.messages import (
     Value,
     payload_size,
 )
+from geomx.wire.overlay_messages import Apart, Table, Void
 from geomx.wire.roster_messages import Asks, Departed, Lost, Message, Over, Retire, Roster, Turns
 
 HYPERS_KEPT = 1024
-LAST = 65_535  # the lane behind all others
 
 
 class UplinkOwner(Protocol):
@@ -108,6 +110,7 @@ class Uplink:
         has_quorum: bool = False,
     ) -> None:
         self._missed = Missed() if has_quorum else None
+        self.relay = Relay(node, self, tree, up) if node.has_overlay else None
         self._node = node
         self._owner = owner
         self._tree = tree
@@ -145,6 +148,8 @@ class Uplink:
     def attach_anew(self) -> None:
         """Those above know nothing of this node: tell them all that it has told before."""
         self._attached, self._told = {}, []
+        if self.relay is not None:
+            self.relay.begin_anew()
         self._blocks.begin_anew()
         self.down.begin_anew()
         if self.layout is not None:
@@ -200,8 +205,6 @@ class Uplink:
 
         `make` is told which numbers the codec has room for, and raises NotFinite for others.
         """
-        slice_ = self._slice(push.slice)
-        codec = codec_for(slice_, push.kind, self._up)
         if self._missed is not None and push.together:
             sent, _ = self._uncommitted.get((push.slice, push.cohort), (None, None))
             turn = self._missed.place(push, None if sent is None else sent.turn)
@@ -211,6 +214,13 @@ class Uplink:
             held = self._missed.pop(push.slice, push.cohort)
             push = with_held(msgspec.structs.replace(push, turn=turn), held)
             make = _with(make, held)
+        if self.relay is None or not self.relay.add(push, make, cost_bytes):
+            self.encode(push, make, cost_bytes)
+
+    def encode(self, push: Push, make: Callable[[Room], torch.Tensor | None], cost_bytes: int) -> None:
+        """Encode what `make` returns, and send it on its way."""
+        slice_ = self._slice(push.slice)
+        codec = codec_for(slice_, push.kind, self._up)
 
         def work() -> Encoded | str:
             values, fault = tried(lambda: make(codec.room(slice_)), self._skips)
@@ -256,11 +266,22 @@ class Uplink:
             self._has_stepped = True
             self._node.emit(FirstStep())
         size = 0 if payload is None else payload.nbytes
-        sized = msgspec.structs.replace(push, size=size) if push.size != size else push
+        table = 0 if self.relay is None else self.relay.table_of(push) or push.table  # by which it was added
+        sized = msgspec.structs.replace(push, size=size, table=table)
         self._pushed[push.slice, push.cohort] = push.turn, self._node.now
         self._uncommitted[push.slice, push.cohort] = sized, payload
-        shard = self._parent(self.parents[self._shard_of[push.slice]])
-        self._node.send(shard, sized, payload, priority_of(self._slice(push.slice)), blocks)
+        target = "" if self.relay is None else self.relay.target(push)
+        peer = self._node.peer(target) if target else self._parent(self.parents[self._shard_of[push.slice]])
+        if peer is not None:  # else the first holder hears that it was lost, and then it goes to its own
+            self._node.send(peer, sized, payload, priority_of(self._slice(push.slice)), blocks)
+
+    def waits(self) -> dict[int, tuple[Push, Any]]:
+        """What has been pushed as everybody's and is not answered, by slice."""
+        return {index: sent for (index, cohort), sent in self._uncommitted.items() if cohort == EVERYONE}
+
+    def tell_holder(self, index: int, message: Message) -> None:
+        """Word for whoever holds a slice."""
+        self._node.send(self._parent(self.parents[self._shard_of[index]]), message)
 
     def reached(self, message: Reached) -> None:
         self._tell_all(message)
@@ -306,7 +327,7 @@ class Uplink:
             if values is None or not 0.0 < largest(values) <= room_of(slice_).most:
                 return None
             some = [bool(values[part.offset : part.offset + part.elements].any()) for part in slice_.parts]
-            return DENSE.encode(slice_, push.turn, values), presence.pack(some)
+            return EXACT.encode(slice_, push.turn, values), presence.pack(some)
 
         def done(made: tuple[torch.Tensor, bytes | None] | None) -> None:
             self._handing -= 1
@@ -323,14 +344,15 @@ class Uplink:
     def quiet(self) -> bool:
         """Whether nothing is to be sent any more, and every parent has acknowledged everything."""
         unheard = any(self._parent(name).session.unacknowledged for name in self.parents)
-        return not (self._handing or unheard)
+        return not (self._handing or unheard) and (self.relay is None or self.relay.quiet)
 
     # -- down -----------------------------------------------------------------------------------------------
 
     def on_message(self, peer: Peer, message: Message, payload: Any) -> None:
         """A parent has sent something."""
         if isinstance(message, Update):
-            self._answered(message, payload)
+            if self.relay is None or self.relay.passes(message, payload):
+                self._answered(message, payload)
         elif isinstance(message, Attached):
             if self.layout is None:
                 raise ProtocolError("Attached came before there was a model")
@@ -342,24 +364,33 @@ class Uplink:
                 self._owner.attached(Joined.of(self._told, self._turns(), self._tree))
         elif isinstance(message, Allowance | Advice):
             self._owner.told(message)
-        elif isinstance(message, Roster):
-            self._roster(message)
-        elif isinstance(message, Over):
-            self._owner.over(message.has_left)
-        elif isinstance(message, Retire):
-            self._owner.retire()
-        elif isinstance(message, Departed):
-            self._owner.departed(message.left)
+        elif isinstance(message, Roster | Over | Retire | Departed):
+            self._on_members(message)
+        elif isinstance(message, Table | Void | Apart) and self.relay is not None:
+            self.relay.told(message)
         elif isinstance(message, State):
             self._slice(message.slice)
             self._owner.fetched(message, payload)
         else:
             raise ProtocolError(f"{type(message).__name__} was sent down to {self._node.name}")
 
+    def _on_members(self, message: Roster | Over | Retire | Departed) -> None:
+        """Others take part, or this node does not any more."""
+        if isinstance(message, Roster):
+            self._roster(message)
+        elif isinstance(message, Over):
+            self._owner.over(message.has_left)
+        elif isinstance(message, Retire):
+            self._owner.retire()
+        else:
+            self._owner.departed(message.left)
+
     def _roster(self, roster: Roster) -> None:
         if self._missed is not None:
             self._missed.begin(dict.fromkeys(self._tree.workers_in(roster.joined), roster.from_turns))
         self._owner.roster(roster)
+        if self.relay is not None:
+            self.relay.changed(roster.number)
 
     def _answered(self, update: Update, payload: Any) -> None:
         for following in self.down.in_order(self._slice(update.slice), update, payload):
@@ -447,8 +478,3 @@ def _with(
 ) -> Callable[[Room], torch.Tensor | None]:
     """What `make` gives, and what goes with it."""
     return (lambda room: added(make(room), held)) if held else make
-
-
-def priority_of(slice_: Slice) -> int:
-    """A slice's lane (P3): what the next forward needs first overtakes the rest. 0 is for control."""
-    return min(1 + slice_.priority, LAST)

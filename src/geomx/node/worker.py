@@ -19,14 +19,16 @@ from geomx.layout import Layout, Slice
 from geomx.node.contract import Notify
 from geomx.node.peers.awaited import Awaited
 from geomx.node.peers.base import BaseNode
+from geomx.node.peers.beside import Companion, Siblings
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer, printable
 from geomx.node.port import Allowed, Arrived, Asked, Away, Contribution, Departs, Fetched, Left, Ready
 from geomx.node.same_data import keyed
 from geomx.node.slices.blocks import flows_to
 from geomx.node.slices.joined import Joined
+from geomx.node.slices.priority import LAST
 from geomx.node.slices.slice_state import Planes, copied, pack_state, under, unpack_state, within, without
 from geomx.node.slices.update_stream import UpdateDecoder
-from geomx.node.uplink import LAST, Uplink
+from geomx.node.uplink import Uplink
 from geomx.optim.contract import SliceState
 from geomx.rounds.losses import Losses
 from geomx.rounds.roster import reason
@@ -52,6 +54,7 @@ class Worker(BaseNode):
     """See the module's text. `parents`: its local server, or in a run of one the root. `classes`, `tree`: see `Uplink`.
 
     `job`: the others of its party, where they reduce among themselves: without any of them it can do nothing.
+    `siblings`: see `BaseNode`.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Worker(BaseNode):
         losses: Losses | None = None,
         returning: frozenset[str] = frozenset(),
         job: frozenset[str] = frozenset(),
+        siblings: Siblings | None = None,
     ) -> None:
         losses = losses or Losses()
         super().__init__(
@@ -75,12 +79,20 @@ class Worker(BaseNode):
             {},
             flows_to(parents, classes),
             returning if losses.may_return else None,
+            siblings,
         )
         self._awaited = Awaited(losses.awaited_s, limits.stall_s, self.note)
         self._tree = tree
         self._uplink = Uplink(
-            self, self, tree, up, down, classes=classes, has_quorum=losses.quorum.share < 1.0
+            self,
+            self,
+            tree,
+            up,
+            down,
+            classes=classes,
+            has_quorum=losses.quorum.share < 1.0,
         )
+        self.measures = self.has_overlay
         self._job = job
         self._out = frozenset[str]()  # who takes no part, as far as is known
         self._ready = False
@@ -122,8 +134,10 @@ class Worker(BaseNode):
         slice_ = self._slice(index)
 
         def found() -> SliceState:
-            kept = within("up.", self._uplink.kept(slice_))  # its anchor is the live weights
-            return SliceState(copied(under("worker/up.", kept)))
+            kept = self._uplink.kept(slice_)
+            if not slice_.stored:  # its anchor is the live weights
+                kept.pop("anchor", None)
+            return SliceState(copied(under("worker/", kept)))
 
         self._uplink.slice_jobs.run(index, found, lambda state: self.emit(Notify(Fetched(index, state))), 0)
 
@@ -178,8 +192,12 @@ class Worker(BaseNode):
 
     # -- what comes down --------------------------------------------------------------------------------------
 
-    def handler_of(self, peer: Peer) -> Handler:
+    def _handler_of(self, peer: Peer) -> Handler:
         return self._uplink
+
+    @property
+    def companion(self) -> Companion | None:
+        return self._uplink.relay
 
     def attached(self, told: Joined) -> None:
         self._ready = self._is_known = True
@@ -241,6 +259,7 @@ class Worker(BaseNode):
 
     def on_tick(self) -> None:
         self._awaited.look(self.peer, self._now)
+        self._end_if_quiet()  # those beside it may have acknowledged what they were sent last
 
     def answered(self, update: Update, payload: Any) -> None:
         slice_ = self._slice(update.slice)
@@ -273,6 +292,9 @@ class Worker(BaseNode):
     # -- the end ----------------------------------------------------------------------------------------------
 
     def on_acknowledged(self, peer: Peer) -> None:
+        self._end_if_quiet()
+
+    def _end_if_quiet(self) -> None:
         if self._leaving is not None and self._is_known and self._uplink.quiet:
             self._end()
 

@@ -15,10 +15,13 @@ EVERY_S = 20.0
 
 
 class NodeProgress:
-    """Takes the records of one node. `parents`: of a server. `every_s`: seconds from one line to the next, at least."""
+    """Takes the records of one node.
 
-    def __init__(self, parents: Sequence[str] = (), every_s: float = EVERY_S) -> None:
-        self._parents = parents
+    `ends`: of a server, see `ends_above`. `every_s`: seconds from one line to the next, at least.
+    """
+
+    def __init__(self, ends: Sequence[str] = (), every_s: float = EVERY_S) -> None:
+        self._ends = ends
         self._every_s = every_s
         self._told_s: float | None = None
         self._rounds: Counter[str] = Counter()  # by cohort
@@ -43,7 +46,7 @@ class NodeProgress:
         """Whether the node has got on."""
         fields = record.fields
         if record.name == "usage":
-            up, down = bytes_above(fields, self._parents)
+            up, down = bytes_above(fields, self._ends)
             self._up.reach(record.t, up)
             self._down.reach(record.t, down)
             self._shares.take(record)

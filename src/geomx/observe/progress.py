@@ -44,7 +44,7 @@ class PartyProgress:
     name: str
     children: Mapping[str, frozenset[str]]  # and the workers below each
     leaves: frozenset[str]
-    parents: tuple[str, ...]
+    above: tuple[str, ...]  # see `ends_above`
     absent: set[str]  # children that have not joined yet
     answered: Counter[str] = field(default_factory=Counter)  # rounds, by cohort
     losses: dict[str, float] = field(default_factory=dict)  # the last one of each worker
@@ -228,7 +228,7 @@ class RunProgress:
 
 def _row(tree: Tree, name: str) -> PartyProgress:
     children = {child: frozenset(tree.leaves(child)) for child in tree.children(name)}
-    return PartyProgress(name, children, frozenset(tree.leaves(name)), tree.parents(name), set(children))
+    return PartyProgress(name, children, frozenset(tree.leaves(name)), ends_above(tree, name), set(children))
 
 
 def few(names: Sequence[str]) -> str:
@@ -237,9 +237,14 @@ def few(names: Sequence[str]) -> str:
     return named if len(names) <= FEW else f"{named} and {len(names) - FEW} more"
 
 
-def bytes_above(usage: dict[str, Any], parents: Sequence[str]) -> tuple[int, int]:
-    """What a node's `usage` says of its edges to its parents: bytes up, bytes down."""
-    up, down = (sum(usage[way].get(parent, 0) for parent in parents) for way in ("sent", "received"))
+def ends_above(tree: Tree, node: str) -> tuple[str, ...]:
+    """With whom a server speaks upward: its parents, and by an overlay others of its tier."""
+    return (*tree.parents(node), *tree.children(tree.parent(node)))
+
+
+def bytes_above(usage: dict[str, Any], ends: Sequence[str]) -> tuple[int, int]:
+    """What a node's `usage` says of its edges to these: bytes up, bytes down."""
+    up, down = (sum(usage[way].get(end, 0) for end in ends) for way in ("sent", "received"))
     return up, down
 
 
@@ -308,7 +313,7 @@ def _log(party: PartyProgress, record: Record) -> None:
 
 def _usage(party: PartyProgress, record: Record) -> None:
     if _is_server(party, record):
-        up, down = bytes_above(record.fields, party.parents)
+        up, down = bytes_above(record.fields, party.above)
         party.up_rate.reach(record.t, up)
         party.down_rate.reach(record.t, down)
         party.shares.take(record)

@@ -16,6 +16,7 @@ from geomx.config import Run
 from geomx.observe.datagrams import datagram_lines
 from geomx.observe.files import write_whole
 from geomx.observe.members import in_short, out_at_end
+from geomx.observe.overlays import overlay_lines
 from geomx.observe.records import Record
 from geomx.observe.sentences import counted, sentence
 from geomx.observe.totals import Totals
@@ -72,6 +73,7 @@ def make_report(
         **_traffic_of(totals.traffic, "lan"),
         "datagrams": totals.datagrams.by_tier(),
         "datagram_paths": totals.datagrams.paths,
+        "overlay": totals.overlays.told(),
         "first_weights_s": _rounded(totals.first_weights_s()),
         "wan_bytes_without_local_servers": totals.wan_bytes_without_local_servers(),
         "wan_bytes_dense": totals.wan_bytes_dense(),
@@ -190,6 +192,7 @@ def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
         ),
         ("in regions", datagram_lines(report["datagrams"].get("region", {}), rounds=rounds), ""),
         ("LAN datagrams", datagram_lines(report["datagrams"].get("lan", {}), rounds=rounds), ""),
+        ("overlay", overlay_lines(report["overlay"]), ""),
         ("first weights", _first_weights(report), ""),
         ("WAN saved", _saved(report), ""),
         ("round", _cost(report), ""),

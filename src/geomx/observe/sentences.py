@@ -47,6 +47,12 @@ _TORN = {
     True: "turn {turn} of {cohort} is torn: it lost {whom} in the middle, so slices of its step are means over "
     "different workers",
 }
+_OVERLAYS = {
+    "used": "contributions take {ways} ways by table {table}; adding for others: {relays}",
+    "void": "table {table} is over, and everybody sends to the server above: {reason}",
+    "left": "table {table} is left, and everybody sends to the server above: {reason}",
+    "star": "everybody sends to the server above: {reason}",
+}
 _ROSTERS = {
     True: "{reason}; workers below that take part: {members}",  # a server's
     False: "{reason}; workers that take no part: {out}",  # a worker's
@@ -65,6 +71,8 @@ def sentence(name: str, fields: Mapping[str, Any]) -> str:
 def _form(name: str, fields: Mapping[str, Any]) -> str:
     if name == "datagrams":
         return _PATHS[fields["passes"]]
+    if name == "overlay":
+        return _OVERLAYS[fields["state"]]
     if name == "torn":
         return _TORN[bool(fields["cohort"])]
     if name == "roster":

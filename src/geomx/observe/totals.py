@@ -3,7 +3,7 @@
 Sources: workers' `finished` (or, of a worker that did not get that far, its `step`s) and `log`; local servers' `round`
 for how many synchronization rounds there were and how long one took, from its first contribution to its last answer;
 their `link` for what events have changed; for bytes, see `traffic.py`, for datagrams `datagrams.py`, for who took part
-`members.py`. A process that was started again counts from zero, and begins with a `clock`.
+`members.py`, for overlays `overlays.py`. A process that was started again counts from zero, and begins with a `clock`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from geomx.config import Run
 from geomx.observe.datagrams import DatagramTotals
 from geomx.observe.members import MemberChanges
+from geomx.observe.overlays import OverlayTotals
 from geomx.observe.records import CLOCK, Record, number
 from geomx.observe.traffic import Crossed, Traffic
 from geomx.tree import TOP
@@ -40,6 +41,7 @@ class Totals:
         self.usage: dict[str, Fields] = {}
         self.traffic = Traffic(run)
         self.datagrams = DatagramTotals(run)
+        self.overlays = OverlayTotals(run)
         self.rss_mb: dict[str, float] = defaultdict(float)
         self.made: Counter[str] = Counter()  # steps of each worker
         self.samples: Counter[str] = Counter()
@@ -67,6 +69,7 @@ class Totals:
             "apart": self._ended_apart,
             "usage": self._usage,
             "datagrams": self.datagrams.path,
+            "overlay": self.overlays.take,
             "first_weights": self._first_weights,
             "first_step": self._first_step,
             "step": self._step,
@@ -271,6 +274,7 @@ class Totals:
             self._cpu_s_before[node] += self.usage[node]["cpu_s"]
         self.traffic.start(node)
         self.datagrams.start(node)
+        self.overlays.start(node)
 
     def _ended_apart(self, record: Record) -> None:
         self._apart.add(record.node)
@@ -282,6 +286,7 @@ class Totals:
         self.usage[record.node] = record.fields
         self.traffic.use(record.node, record.fields)
         self.datagrams.use(record.node, record.fields)
+        self.overlays.use(record.node, record.fields)
         self.rss_mb[record.node] = max(self.rss_mb[record.node], record.fields["rss_mb"])
 
     def _step(self, record: Record) -> None:

@@ -1,9 +1,10 @@
 """What has crossed the edges of a run, and how much of that were the first weights.
 
 Edges are of three tiers: the WAN's end at the global servers, a region's at its server, and the LAN's are between
-workers and their local servers. All bytes are counted on the sockets, headers included: a server tells those of its
-edges (`usage`). What crosses them before a step, it tells of its edge upward when it sends up its first contribution to
-a step (`first_step`); over the LAN its workers have begun by then, and tell for themselves.
+workers and their local servers. With an overlay, what servers of one tier send each other counts once, as up. All bytes
+are counted on the sockets, headers included: a server tells those of its edges (`usage`). What crosses them before a
+step, it tells of its edge upward when it sends up its first contribution to a step (`first_step`); over the LAN its
+workers have begun by then, and tell for themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from geomx.config import Run
-from geomx.observe.progress import bytes_above
+from geomx.observe.progress import bytes_above, ends_above
 from geomx.tree import TOP
 
 Tier = Literal["wan", "region", "lan"]
@@ -58,12 +59,17 @@ class Traffic:
     def use(self, node: str, usage: dict[str, Any]) -> None:
         """A node has told what has crossed its edges; of a worker's, its local server tells."""
         if node in self._above:
-            self._cross(node, *bytes_above(usage, self._tree.parents(node)))
+            self._cross(node, *self._upward(node, usage))
             for child in self._workers(node):
                 self._cross(child, usage["received"].get(child, 0), usage["sent"].get(child, 0))
 
     def _cross(self, lower: str, up: int, down: int) -> None:
         self._crossed[lower] = self._before.get(lower, Crossed()) + Crossed(up, down)
+
+    def _upward(self, node: str, usage: dict[str, Any]) -> tuple[int, int]:
+        up, _ = bytes_above(usage, ends_above(self._tree, node))
+        _, down = bytes_above(usage, self._tree.parents(node))
+        return up, down
 
     def _workers(self, node: str) -> list[str]:
         return [child for child in self._tree.children(node) if self._tree.is_worker(child)]
@@ -71,7 +77,7 @@ class Traffic:
     def begin(self, node: str, usage: dict[str, Any]) -> None:
         """A node sends what belongs to a step for the first time since it was started: until then this has crossed."""
         if node not in self._tree.shards:
-            self._first[node] += Crossed(*bytes_above(usage, self._tree.parents(node)))
+            self._first[node] += Crossed(*self._upward(node, usage))
 
     def all(self, tier: Tier) -> Crossed:
         """Over all edges of a tier."""

@@ -27,7 +27,8 @@ class Gathering:
 
     `close`: takes each round that the policy has closed. `wake(key, at, then)`: calls `then(now)` at a time; a key that
     is set again moves. `agrees(cohort, turn, together)`: whether a turn that counts as a whole, and is complete here,
-    may close now; else `named` is called later. `quorum`: with how many of those awaited such a turn closes.
+    may close now; else `named` is called later. `quorum`: with how many of those awaited such a turn closes. `owed`:
+    with an overlay, of a slice's round some are owing, see `Round`.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class Gathering:
         wake: Wake,
         agrees: Callable[[str, int, bytes], bool] = lambda *_: True,
         quorum: Quorum = EVERYBODY,
+        owed: Callable[[int, Round], None] | None = None,
     ) -> None:
+        self._owed = owed
         self._agrees = agrees
         self._quorum = quorum
         self._policy = policy
@@ -49,7 +52,7 @@ class Gathering:
             dict.fromkeys(members.tree.cohort(leaf, policy.sync_group) for leaf in members.order)
         )
         self._slices: dict[int, Slice] = {}
-        self.turns = KnownTurns()
+        self.turns = KnownTurns(nests=owed is not None)
         self._calls = dict.fromkeys(self._cohorts, -1)  # the last of the whole run to which each has come
         self._incarnations: dict[str, int] = {}  # of those that have contributed to a step
         self._restarts: dict[str, int] = {}  # the step to which a later incarnation has contributed first
@@ -98,6 +101,7 @@ class Gathering:
             self.at_barrier(push.origins.keys(), push.turn, now)
         if round_ is None:
             return
+        self._ask_again(slice_.index, round_)
         if push.together:
             turn = self.turns.begin(push.cohort, push.turn)
             turn.unite(push, self._slices.keys())
@@ -229,16 +233,29 @@ class Gathering:
         self._holders.discard(holder)
         self.look(now)
 
-    def drop(self, names: Set[str], from_turns: Mapping[str, int]) -> None:
-        """These take no part from these turns of their cohorts on: what they have contributed to them is forgotten."""
+    def drop(
+        self, names: Set[str], from_turns: Mapping[str, int], spoils: Callable[[Push], bool] = lambda _: False
+    ) -> None:
+        """These take no part from these turns of their cohorts on: what they have contributed to them is forgotten.
+
+        `spoils`: see `Round.drop`.
+        """
         for turn in self.turns:
             if turn.number < from_turns.get(turn.cohort, turn.number + 1):
                 continue
             for index, round_ in list(turn.rounds.items()):
-                if not round_.drop(names):
+                if not round_.drop(names, spoils):
                     del turn.rounds[index]
+                self._ask_again(index, round_)
             turn.forget(names)
             self.turns.tidy(turn)
+
+    def _ask_again(self, index: int, round_: Round) -> None:
+        if round_.owing and self._owed is not None:
+            if (turn := self.turns.get(round_.cohort, round_.turn)) is not None:
+                turn.forget(round_.owing)
+            self._owed(index, round_)
+            round_.owing.clear()
 
     def forget(self) -> None:
         """All rounds, of whoever was cut off from the run: what has closed there comes with the values."""

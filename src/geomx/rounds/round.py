@@ -2,18 +2,19 @@
 
 Rules
 1. At most one contribution for each origin, whatever the incarnation. What was counted is dropped when it comes again.
-   Contributions that overlap only in part are refused; but a server that was started again may add up other members
-   than before, and then its sum takes the place of that which its former self has sent.
+   With an overlay, a sum takes the place of contributions that are all inside it. Others that overlap in part are
+   refused; but a server that was started again may add up other members than before, and then its sum takes the
+   place of that which its former self has sent.
 2. Everybody in a round says the same kind of adding, and the same hyper-parameters or none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from geomx.errors import Disagreement, ProtocolError
-from geomx.wire.messages import Kind, Push, Reading
+from geomx.wire.messages import NOTHING, Kind, Push, Reading
 from geomx.wire.presence import union
 
 
@@ -29,6 +30,7 @@ class Round:
         "missed",
         "opened",
         "origins",
+        "owing",
         "turn",
         "waits_for",
         "waits_until",
@@ -48,30 +50,50 @@ class Round:
         self.handed_over: list[
             tuple[int, Push, Any]
         ] = []  # likewise: of no turn, it only adds to the sum of this
+        # Who was in a sum that is forgotten because of others, and is to contribute once more, alone.
+        self.owing: set[str] = set()
 
-    def take(self, push: Push, payload: Any, place: int, restarts: Mapping[str, int]) -> bool:
-        """Count a contribution; False where it was counted before. `restarts`: see `KnownTurns.add`."""
+    def take(
+        self, push: Push, payload: Any, place: int, restarts: Mapping[str, int], nests: bool = False
+    ) -> bool:
+        """Count a contribution; False where it was counted before. `restarts`, `nests`: see `KnownTurns.add`."""
         known = self.origins.keys() & push.origins.keys()
         if known and len(known) == len(push.origins) and not self.gives_place_to(push):
             return False
-        if not known <= self.former:
+        if not (known <= self.former or (nests and self._holds_all_of(push, known))):
             raise ProtocolError(
                 f"slice {push.slice}, turn {push.turn}: {', '.join(sorted(known))} is counted already, in other company"
             )
         self._check_agrees(push, restarts)
         self.give_place(known)
         self.origins.update(push.origins)
+        self.owing -= push.origins.keys()
         self.contributions.append((place, push, payload))
         return True
+
+    @property
+    def is_of_none(self) -> bool:
+        """Whether all have said that they have nothing, whichever model's turn it is."""
+        return all(push.operation == NOTHING for _, push, _ in self.contributions)
+
+    def _holds_all_of(self, push: Push, known: Set[str]) -> bool:
+        """Whether every contribution of any of these `known` is inside a sum that has come."""
+        theirs = [each.origins.keys() for _, each, _ in self.contributions]
+        return all(origins <= push.origins.keys() for origins in theirs if not known.isdisjoint(origins))
 
     def in_order(self) -> list[tuple[Push, Any]]:
         """What is added, in that order, whatever the order it came in."""
         added = sorted((*self.contributions, *self.handed_over), key=lambda each: each[0])
         return [(push, payload) for _, push, payload in added]
 
-    def drop(self, names: Set[str]) -> bool:
-        """Forget what has come of these alone; returns whether anything is left."""
-        self._keep(each for each in self.contributions if not each[1].origins.keys() <= names)
+    def drop(self, names: Set[str], spoils: Callable[[Push], bool] = lambda _: False) -> bool:
+        """Forget what has come of these alone; returns whether anything is left.
+
+        `spoils`: whether they have no part in a sum with others, so that it is forgotten, too.
+        """
+        kept = [each for each in self.contributions if not each[1].origins.keys() <= names]
+        self._keep(each for each in kept if not spoils(each[1]))
+        self.owing -= names
         return bool(self.contributions)
 
     def gives_place_to(self, push: Push) -> bool:
@@ -90,10 +112,12 @@ class Round:
         self._keep(each for each in self.contributions if names.isdisjoint(each[1].origins))
 
     def _keep(self, contributions: Iterable[tuple[int, Push, Any]]) -> None:
+        before = self.origins.keys()
         self.contributions = list(contributions)
         self.origins = {
             name: number for _, push, _ in self.contributions for name, number in push.origins.items()
         }
+        self.owing |= before - self.origins.keys()
         self.former &= self.origins.keys()
 
     def _check_agrees(self, push: Push, restarts: Mapping[str, int]) -> None:
@@ -124,6 +148,26 @@ class Round:
                     or "a schedule must see the same values on every worker, so average a metric before it decides"
                 )
             )
+
+    def merged(self) -> Push:
+        """The header of the contributions' sum: weights added, origins united."""
+        pushes = [push for push, _ in self.in_order()]
+        return Push(
+            turn=self.turn,
+            slice=pushes[0].slice,
+            kind=self.kind,
+            operation=next((push.operation for push in pushes if push.operation != NOTHING), NOTHING),
+            weight=self.weight,
+            origins=self.origins,
+            present=self.present,
+            hyper=self.hyper,
+            reading=self.reading,
+            step=self.step,
+            cohort=self.cohort,
+            relative_loss=self.relative_loss,
+            together=pushes[0].together,
+            awaits=any(push.awaits for push in pushes),
+        )
 
     @property
     def weight(self) -> float:

@@ -11,7 +11,9 @@ halfway through counts in none of its slices.
 
 Rules
 1. A round that has closed stays closed: what comes late is dropped.
-2. At most `OPEN_ROUNDS` rounds of a slice and a cohort are open at a time, so that memory is bounded.
+2. Who has nothing contributes to the slices of all models (`NOTHING`), and the turn is of one: a round of nothing else
+   is forgotten once somebody contributes to a later one.
+3. At most `OPEN_ROUNDS` rounds of a slice and a cohort are open at a time, so that memory is bounded.
 """
 
 from __future__ import annotations
@@ -143,9 +145,13 @@ class Turn:
 
 
 class KnownTurns:
-    """All that one server knows, and by slice and cohort which has closed last."""
+    """All that one server knows, and by slice and cohort which has closed last.
 
-    def __init__(self) -> None:
+    `nests`: whether one may come by itself and in a sum with others, which counts in its place.
+    """
+
+    def __init__(self, nests: bool = False) -> None:
+        self._nests = nests
         self.closed: dict[tuple[int, str], int] = {}  # -1: a round has opened, and none has closed
         self._turns: dict[str, dict[int, Turn]] = {}
 
@@ -181,6 +187,14 @@ class KnownTurns:
         """
         if push.turn <= self.closed.setdefault((push.slice, push.cohort), -1):
             return None
+        for earlier in self.of(push.cohort):
+            if (
+                earlier.number < push.turn
+                and push.slice in earlier.rounds
+                and earlier.rounds[push.slice].is_of_none
+            ):
+                del earlier.rounds[push.slice]
+                self.tidy(earlier)
         turn = self.begin(push.cohort, push.turn)
         if (round_ := turn.rounds.get(push.slice)) is None:
             if len(self.rounds(push.slice, push.cohort)) >= OPEN_ROUNDS:
@@ -188,7 +202,7 @@ class KnownTurns:
                     f"slice {push.slice}: {OPEN_ROUNDS} rounds are open, turn {push.turn} would be another"
                 )
             round_ = turn.rounds[push.slice] = Round(push.turn, push.cohort, push.kind, now)
-        return round_ if round_.take(push, payload, place, restarts or {}) else None
+        return round_ if round_.take(push, payload, place, restarts or {}, self._nests) else None
 
     def check_one_open(self, index: int, cohort: str) -> None:
         """Raise `Disagreement` where rounds are open beside each other, and nobody may be ahead of the others."""

@@ -14,7 +14,7 @@ from geomx.layout import Role
 from geomx.rounds.round import Round
 from geomx.rounds.turn import Call, KnownTurns, Turn
 from geomx.tree import EVERYONE
-from geomx.wire.messages import Push, Update
+from geomx.wire.messages import NOTHING, Push, Update
 
 LOAD = "load()"
 
@@ -74,7 +74,9 @@ class TurnLog:
         turn = self._turns.begin(push.cohort, push.turn)
         if (call := turn.call) is None:
             call = turn.call = Call(push.operation, by, now)
-        elif call.operation != push.operation:
+        elif call.operation == NOTHING:
+            call.operation, call.by = push.operation, by
+        elif push.operation not in (NOTHING, call.operation):
             hint = ""
             if call.operation.startswith(LOAD) != push.operation.startswith(LOAD):
                 without = by if call.operation.startswith(LOAD) else call.by

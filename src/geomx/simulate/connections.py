@@ -22,6 +22,7 @@ from geomx.simulate.flows import SimulatedEnd
 from geomx.simulate.network import Clock, Network, SimulatedLink
 from geomx.simulate.programs import Program
 from geomx.simulate.stores import SimulatedLog
+from geomx.simulate.traffic import Traffic
 from geomx.wire.flow.ends import WHY, OnConnection
 from geomx.wire.flow.inbox import Blocks, Delivered
 from geomx.wire.flow.outbox import FlowTerms
@@ -83,12 +84,19 @@ class Simulation(Clock, Protocol):
 
 
 class Connections:
-    """Of one simulation. `network`: of links that nothing else is said of; `chunk_bytes`: see `SimulatedLink`."""
+    """Of one simulation.
 
-    def __init__(self, simulation: Simulation, seed: int, network: Network, chunk_bytes: int) -> None:
+    `network`: of links that nothing else is said of; `traffic`: between the nodes of a graph; `chunk_bytes`: see
+    `SimulatedLink`.
+    """
+
+    def __init__(
+        self, simulation: Simulation, seed: int, network: Network, traffic: Traffic, chunk_bytes: int
+    ) -> None:
         self._simulation = simulation
         self._seed = seed
         self._network = network
+        self._traffic = traffic
         self._chunk_bytes = chunk_bytes
         self._numbers = count(1)
         self.links: dict[tuple[str, str], SimulatedLink] = {}
@@ -102,9 +110,13 @@ class Connections:
         """The link from one node to another."""
         link = self.links.get((source, target))
         if link is None:
-            network = self.networks.get((source, target), self._network)
-            chance = random.Random(f"{self._seed} {source} {target}")
-            link = SimulatedLink(network, self._simulation, chance, self._chunk_bytes)
+            chance, graph = random.Random(f"{self._seed} {source} {target}"), self._traffic.graph
+            if graph.holds(source, target):
+                network = self.networks.get((source, target)) or graph.network(source, target)
+                link = self._traffic.flow(source, target, network, chance, self._chunk_bytes)
+            else:
+                network = self.networks.get((source, target), self._network)
+                link = SimulatedLink(network, self._simulation, chance, self._chunk_bytes)
             self.links[source, target] = link
         return link
 

@@ -63,11 +63,13 @@ class SimulatedLink:
     def __init__(self, network: Network, clock: Clock, chance: Random, chunk_bytes: int) -> None:
         self.silent_until = 0.0  # nothing arrives before, whatever leaves
         self.sent_bytes = 0
+        self._left_bytes, self._busy_s, self._busy_since = 0, 0.0, 0.0
         self._line = MessageLine(network, chance)
         self._clock = clock
         self._chunk_bytes = chunk_bytes
         self._queue: list[Waiting] = []
         self._sending: Waiting
+        self._leaving_bytes = 0
         self._numbers = count()
         self._busy = False
 
@@ -85,25 +87,45 @@ class SimulatedLink:
     def put(self, size_bytes: int, priority: int, arrive: Callable[[], None], surely: bool) -> None:
         """A message wants to leave. `surely`: it arrives once, whatever happens to others."""
         self.sent_bytes += size_bytes
-        network = self._line.spec
-        if not (network.rate_mbps or network.cut or self._busy):
+        if self._passes_at_once():
+            self._left_bytes += size_bytes
             self._travel(arrive, surely)
             return
         heapq.heappush(self._queue, (priority, next(self._numbers), size_bytes, arrive, surely))
         if not self._busy:
             self._transmit()
 
+    @property
+    def left(self) -> tuple[int, float]:
+        """How many bytes have left, and for how many seconds some were waiting to leave."""
+        since = self._clock.now - self._busy_since if self._busy else 0.0
+        return self._left_bytes, self._busy_s + since
+
+    def _passes_at_once(self) -> bool:
+        network = self._line.spec
+        return not (network.rate_mbps or network.cut or self._busy)
+
     def _transmit(self) -> None:
         """Send one chunk of the most urgent message."""
+        was_busy, now = self._busy, self._clock.now
         self._busy = bool(self._queue) and not self._line.spec.cut
+        if was_busy != self._busy:
+            self._busy_s += now - self._busy_since if was_busy else 0.0
+            self._busy_since = now
         if self._busy:
             priority, number, size_bytes, arrive, surely = heapq.heappop(self._queue)
             chunk_bytes = min(size_bytes, self._chunk_bytes)
+            self._leaving_bytes = chunk_bytes
             self._sending = (priority, number, size_bytes - chunk_bytes, arrive, surely)
-            self._clock.at(self._line.send(chunk_bytes, self._clock.now), self._sent)
+            self._send(chunk_bytes)
+
+    def _send(self, size_bytes: int) -> None:
+        """Call `_sent` when so much has left."""
+        self._clock.at(self._line.send(size_bytes, self._clock.now), self._sent)
 
     def _sent(self) -> None:
         _, _, size_bytes, arrive, surely = self._sending
+        self._left_bytes += self._leaving_bytes
         if size_bytes:
             heapq.heappush(self._queue, self._sending)
         else:

@@ -7,8 +7,8 @@ passes only here: a link takes size / rate and a delay, a node's jobs take the b
 
 Links follow the model of `channels.emulation.link`; `network.py` says what becomes of messages. `cut` makes a link fall
 silent or reset, `crash` ends a node at once, `pause` stops it as SIGSTOP does. A link whose `Network` is cut sends
-nothing, and what has left already arrives. Programs (training loops) run in threads of their own, but one at a time and
-only while the clock stands still.
+nothing, and what has left already arrives. Nodes at the sites of a `Graph` share its links (`graph.py`). Programs
+(training loops) run in threads of their own, but one at a time and only while the clock stands still.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 from geomx.errors import GeomxError
 from geomx.node.contract import (
+    MEASURED_EVERY_S,
     Began,
     Called,
     Cut,
@@ -34,6 +35,7 @@ from geomx.node.contract import (
     Job,
     JobDone,
     Mark,
+    Measured,
     Node,
     Note,
     Notify,
@@ -46,9 +48,11 @@ from geomx.node.contract import (
 )
 from geomx.node.counts import flows_and_blocks
 from geomx.simulate.connections import Connections, Host
+from geomx.simulate.graph import Graph
 from geomx.simulate.network import Network
 from geomx.simulate.programs import Program
 from geomx.simulate.stores import SimulatedLog
+from geomx.simulate.traffic import Traffic
 from geomx.store.log import Log
 from geomx.wire.flow.counts import FlowCounts
 
@@ -64,6 +68,7 @@ class Simulator:
         network: Network | None = None,
         memory_bytes_per_s: float = 5e9,
         chunk_bytes: int = CHUNK_BYTES,
+        graph: Graph | None = None,
     ) -> None:
         self.now = 0.0
         self.random = random.Random(seed)  # for programs; each link has a chance of its own
@@ -73,7 +78,8 @@ class Simulator:
         self._order = itertools.count()
         self.hosts: dict[str, Host] = {}
         # `chunk_bytes`: how finely messages overtake each other, for more events
-        self._connections = Connections(self, seed, network or Network(), chunk_bytes)
+        self.traffic = Traffic(graph or Graph({}, {}), self)  # what nodes of a graph send each other
+        self._connections = Connections(self, seed, network or Network(), self.traffic, chunk_bytes)
         self._changes: dict[tuple[str, str], list[tuple[float, Network, Mapping[str, Any]]]] = defaultdict(
             list
         )
@@ -93,6 +99,24 @@ class Simulator:
             )
             self._plan(at - self.now, host.log.restore)
         self._plan(at - self.now, lambda: self.deliver(host, Started()))
+        if node.measures:
+            self._plan(at - self.now, lambda: self._measure(host, {}))
+
+    def _measure(self, host: Host, before: dict[str, tuple[int, float]], came_before: int = 0) -> None:
+        """Tell a node what has left it since, again and again."""
+        if host.stopped:
+            return
+        name, links = host.node.name, self._connections.links
+        now = {target: link.left for (source, target), link in links.items() if source == name}
+        sent = {}
+        for target, (size_bytes, busy_s) in now.items():
+            size_before, busy_before = before.get(target, (0, 0.0))
+            if size_bytes > size_before:
+                sent[target] = size_bytes - size_before, busy_s - busy_before
+        came = sum(link.left[0] for (_, target), link in links.items() if target == name)
+        if sent or came > came_before:
+            self.deliver(host, Measured(sent, sum(size for size, _ in sent.values()), came - came_before))
+        self._plan(MEASURED_EVERY_S, lambda: self._measure(host, now, came))
 
     def link(self, one: str, other: str, network: Network) -> None:
         """Let both directions between two nodes behave so from now on."""

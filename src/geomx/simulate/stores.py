@@ -48,6 +48,9 @@ class MemoryStore:
         for name in names:
             self._contents.pop(name, None)
 
+    def sweep(self, start: str) -> None:
+        """See `Store`. What was not put whole is nowhere."""
+
 
 CHECK_EVERY_S = 0.5
 

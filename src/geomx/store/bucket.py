@@ -75,6 +75,9 @@ class BucketStore:
         except self._errors as error:
             raise self._failed(names[0], error) from error
 
+    def sweep(self, start: str) -> None:
+        """See `Store`. What was not put whole is nowhere."""
+
     def _failed(self, name: str, error: Exception) -> StoreError:
         return StoreError(
             f"store: {name}: {_first_line(error)}; is the bucket there, and are its credentials?"

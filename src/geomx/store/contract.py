@@ -31,3 +31,6 @@ class Store(Protocol):
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove these, where they are there."""
+
+    def sweep(self, start: str) -> None:
+        """Remove what others began to write under names that begin so, and died over; whoever still writes it fails."""

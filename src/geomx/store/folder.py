@@ -58,10 +58,16 @@ class FolderStore:
         """See `Store`."""
         try:
             for name in names:
-                path = self._folder / name
-                path.unlink(missing_ok=True)
-                for left in path.parent.glob(f"{NEW}{path.name}-*"):  # of who died while writing it
-                    left.unlink(missing_ok=True)
+                (self._folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise _failed(error) from error
+
+    def sweep(self, start: str) -> None:
+        """See `Store`."""
+        there, _, begins = start.rpartition("/")
+        try:
+            for left in (self._folder / there).glob(f"{NEW}{begins}*"):
+                left.unlink(missing_ok=True)
         except OSError as error:
             raise _failed(error) from error
 

@@ -68,6 +68,8 @@ class Log:
 
         Raises `StoreError` where pieces are missing, or are no log.
         """
+        for kind in (PIECE, CUT):
+            self._store.sweep(f"{self._name}/{kind}")
         cut = max(self._numbers(CUT), default=0)
         self.next = cut
         pieces = self._numbers(PIECE)

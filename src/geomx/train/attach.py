@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,16 +15,19 @@ from torch import nn
 from geomx.config.compatibility.decision import Decision, decide
 from geomx.errors import Unsupported
 from geomx.node.port import Arrived
+from geomx.node.slices.models import WORKERS, settings_of
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, next_run_mean
 from geomx.train.calls.broadcast import Broadcast
-from geomx.train.calls.collective_client import CollectiveClient
-from geomx.train.context import TrainingContext
+from geomx.train.calls.collective_client import STEP, CollectiveClient
+from geomx.train.context import Planned, TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import ModelSlices
 from geomx.train.model.support import check_model, check_optimizer, rule_of, script_of, unwrapped
+from geomx.train.optimizer.masters import Masters
 from geomx.train.optimizer.placement import OnServer, OnWorkers
 from geomx.train.optimizer.run_optimizer import RunOptimizer
+from geomx.train.optimizer.several import Optimizers
 from geomx.train.party.intra_party import AllReduced, DdpAveraged, FsdpSharded, ThroughServer
 from geomx.train.party.process_group import PartyGroup
 from geomx.train.settings import Collective, Settings
@@ -31,6 +37,7 @@ from geomx.train.steps.gradient import GradientSteps
 from geomx.train.steps.ledger import Ledger
 from geomx.train.steps.local import LocalSteps
 from geomx.train.steps.pending import PendingWeights
+from geomx.train.steps.several import StepsOfSeveral
 from geomx.wire.messages import Value
 
 OUTER_RULE = "SGD"  # what the root does with means of local steps; a policy gives its hyper-parameters
@@ -38,11 +45,11 @@ OUTER_RULE = "SGD"  # what the root does with means of local steps; a policy giv
 
 @dataclass(frozen=True, slots=True)
 class AttachedModel:
-    """A model in a run. `model` is the user's own."""
+    """A model in a run, or several as one. `model` is the user's own, or has them as submodules."""
 
     model: nn.Module
     client: CollectiveClient
-    optimizer: RunOptimizer
+    optimizer: RunOptimizer | Optimizers
     optimizer_class: str
     model_slices: ModelSlices
     intra_party: ThroughServer
@@ -67,6 +74,12 @@ class AttachedModel:
         self.pending.arrived(slice_.index)
         self.guard.written(slice_)
 
+    @property
+    def trains(self) -> bool:
+        """Whether it is in training mode, or any of them."""
+        models = self.model.children() if isinstance(self.optimizer, Optimizers) else [self.model]
+        return any(model.training for model in models)
+
     def unhook(self) -> None:
         """Leave the model as it came, but for its weights."""
         self.steps.unhook()
@@ -74,63 +87,182 @@ class AttachedModel:
         self.client.receive = lambda _: None
 
 
-def attach(
-    context: TrainingContext, model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None
-) -> AttachedModel:
-    """Returns when this worker has the weights and buffers that all begin with. Raises `Unsupported`, `Refused`."""
-    client, settings, members = context.client, context.settings, len(context.members)
-    local = settings.policy.plans is LocalStep
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What one call of `run.attach` has given. `name`: of its model, where a run has several; else empty."""
+
+    name: str
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    clip_norm: float | None
+    settings: Settings
+    wrapped: RunOptimizer
+
+    @property
+    def on_server(self) -> bool:
+        """Whether the global servers run its optimizer."""
+        return self.wrapped.on_server
+
+    @property
+    def rule(self) -> str | None:
+        """What the global servers know as this optimizer, where they run it."""
+        return (self.settings.rule or rule_of(self.optimizer)) if self.on_server else None
+
+    @property
+    def kind(self) -> str:
+        """The optimizer's class."""
+        return f"{type(self.optimizer).__module__}.{type(self.optimizer).__qualname__}"
+
+    @property
+    def operation(self) -> str:
+        """A step of it, for messages."""
+        return f"{STEP} of {self.name}" if self.name else STEP
+
+
+def prepare(
+    context: TrainingContext,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    clip_norm: float | None,
+    name: str,
+    join: Callable[[], None],
+) -> Attachment:
+    """Look at what is to be attached, here alone. `join`: has it join. Raises `Unsupported`."""
     decision = _decided(context, model, optimizer, clip_norm)
     _tell_known_costs(context, decision)
-    served = (settings.rule or rule_of(optimizer)) if decision.on_server else None
-    rule = OUTER_RULE if local else served
+    wrapped = RunOptimizer(optimizer, decision.on_server, join)
+    return Attachment(name, model, optimizer, clip_norm, context.settings, wrapped)
+
+
+def attach(context: TrainingContext, attachments: Sequence[Attachment]) -> AttachedModel:
+    """Returns when all have the weights and buffers that all begin with. Raises `Unsupported`, `Refused`."""
+    client, settings, members = context.client, context.settings, len(context.members)
+    first, *others = attachments
+    if others:
+        _check_several(context, attachments)
+    models = [each.name for each in attachments if each.name]
+    model = nn.ModuleDict({each.name: each.model for each in attachments}) if models else first.model
+    groups = [group for each in attachments for group in each.optimizer.param_groups]
     model_slices = ModelSlices(
         unwrapped(model),
-        optimizer.param_groups,
+        groups,
         members if settings.ledger else 0,
         settings.pack_below,
         settings.slice_elements,
         settings.slices,
         settings.size_bounds,
+        models,
     )
+    served = first.on_server and settings.policy.plans is GradientStep
+    if not served:
+        model_slices.keep_masters()
     finite = FiniteOnly(client.port, client.name, model_slices.layout, settings)
-    intra_party = _intra_party(context, model, model_slices, finite, optimizer)
+    has_state = any(bool(each.optimizer.state) for each in attachments)
+    intra_party = _intra_party(context, model, model_slices, finite, has_state)
     broadcast = Broadcast(client, model_slices, intra_party, context.tree, settings.on_loss == "continue")
     ledger = Ledger(client, model_slices.slices("ledger"), context.members.index(client.name))
-    pending = PendingWeights(model, model_slices, client, context.timeline)
-    on_server = decision.on_server
+    pending = PendingWeights([each.model for each in attachments], model_slices, client, context.timeline)
     guard = Guard(
         model_slices,
-        lambda: optimizer.param_groups,
-        on_server and settings.policy.plans is GradientStep,
+        lambda: [group for each in attachments for group in each.optimizer.param_groups],
+        served,
     )
-    parts = (context, model_slices, intra_party, ledger, guard, finite)
-    steps: Steps
-    if local:
-        alike = len(context.party_members) == 1 or isinstance(intra_party, DdpAveraged)
-        steps = LocalSteps(*parts, optimizer, alike, clip_norm)
-    elif rule is None:
-        steps = GradientSteps(*parts, OnWorkers(model_slices, optimizer, clip_norm), pending)
-    elif settings.policy.plans is AccumulateStep:
-        steps = AccumulateSteps(*parts, OnServer(model_slices, optimizer, rule), clip_norm)
-    else:
-        steps = GradientSteps(*parts, OnServer(model_slices, optimizer, rule), pending)
-    wrapped = RunOptimizer(optimizer, on_server, model_slices, steps, broadcast, finite.skips_steps)
-    kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-    states = wrapped.take_state() if on_server and optimizer.state else None
+    states: dict[int, Any] = {}
+    every, first_group = list[Steps](), 0
+    planned = Planned()
+    for each in attachments:
+        own_slices = model_slices.of_model(each.name) if models else model_slices
+        own = replace(
+            context,
+            samples=context.samples.of_model() if models else context.samples,
+            settings=each.settings,
+            operation=each.operation,
+            planned=Planned() if settings.policy.plans is LocalStep else planned,
+        )
+        parts = (own, own_slices, intra_party, ledger, guard, finite)
+        masters = None if each.on_server else Masters(own_slices, each.optimizer)
+        steps = _steps(parts, each, masters, pending, first_group)
+        each.wrapped.joins(own_slices, steps, broadcast, masters, finite.skips_steps)
+        if each.on_server and each.optimizer.state:
+            states |= each.wrapped.take_state()
+        every.append(steps)
+        first_group += len(each.optimizer.param_groups)
+    stepped = StepsOfSeveral(every) if models else every[0]
+    optimizers = Optimizers([each.wrapped for each in attachments]) if models else first.wrapped
+    kind = "; ".join(f"{each.name}: {each.kind}" if each.name else each.kind for each in attachments)
     attached = AttachedModel(
-        model, client, wrapped, kind, model_slices, intra_party, steps, ledger, broadcast, pending, guard
+        model, client, optimizers, kind, model_slices, intra_party, stepped, ledger, broadcast, pending, guard
     )
     client.receive = attached.receive
-    manifest = _manifest(optimizer, rule, kind, settings, clip_norm)
     whole = settings.policy.plans is GradientStep
     _, mean = next_run_mean(settings.policy) or (0, LocalStep())
-    is_whole = whole or (local and mean.fragment[1] == 1 and not mean.overlap)
-    if client.attach(model_slices.layout, manifest, steps.cohort, steps.slices, whole, is_whole):
+    is_whole = whole or (stepped.local and mean.fragment[1] == 1 and not mean.overlap)
+    manifest = _manifest(attachments)
+    if client.attach(model_slices.layout, manifest, stepped.cohort, stepped.slices, whole, is_whole):
         broadcast.assign("attach()", model_slices.layout.slices, states)
-    steps.hook()
+    stepped.hook()
     pending.hook()
     return attached
+
+
+def _steps(
+    parts: tuple[TrainingContext, ModelSlices, ThroughServer, Ledger, Guard, FiniteOnly],
+    given: Attachment,
+    masters: Masters | None,
+    pending: PendingWeights,
+    first_group: int,
+) -> Steps:
+    """The steps of one model."""
+    context, model_slices, intra_party, *_ = parts
+    plans = given.settings.policy.plans
+    if plans is LocalStep:
+        assert masters is not None  # a local step is the worker's own
+        alike = len(context.party_members) == 1 or isinstance(intra_party, DdpAveraged)
+        return LocalSteps(*parts, masters, alike, given.clip_norm)
+    if masters is not None:
+        on_workers = OnWorkers(model_slices, given.optimizer, masters, given.clip_norm, first_group)
+        return GradientSteps(*parts, on_workers, pending)
+    assert given.rule is not None  # the servers know what they run
+    placement = OnServer(model_slices, given.optimizer, given.rule, first_group)
+    if plans is AccumulateStep:
+        return AccumulateSteps(*parts, placement, given.clip_norm)
+    return GradientSteps(*parts, placement, pending)
+
+
+def _check_several(context: TrainingContext, attachments: Sequence[Attachment]) -> None:
+    """Have their optimizers in one place. Raise `Unsupported` for what several models cannot have."""
+    settings = context.settings
+    if all(each.settings.place == "auto" for each in attachments) and not all(
+        each.on_server for each in attachments
+    ):
+        for each in attachments:
+            each.wrapped.stay_here()
+    if len({each.on_server for each in attachments}) > 1:
+        told = ", ".join(
+            f"that of {each.name} on {'the global servers' if each.on_server else 'the workers'}"
+            for each in attachments
+        )
+        raise Unsupported(
+            f'the optimizers of several models run in one place, and here {told}; set optimizer.place = "workers"'
+        )
+    twice = Counter(id(p) for each in attachments for g in each.optimizer.param_groups for p in g["params"])
+    if any(count > 1 for count in twice.values()):
+        raise Unsupported("a parameter is in the optimizers of two models; leave it to one of them")
+    if (next_run_mean(settings.policy) or (0, LocalStep()))[1].average == "told":
+        raise Unsupported(
+            f"several models with {type(settings.policy).__name__}, which sets the pace of one optimizer's steps; take "
+            "fsa, mixed, hfa, diloco or downpour"
+        )
+    if settings.has_overlay:
+        raise Unsupported(
+            "several models with run.overlay or lan.overlay, whose members would wait for steps of another model; "
+            "leave the overlay out"
+        )
+    if settings.on_loss != "stop":
+        raise Unsupported(
+            f'several models with run.on_loss = "{settings.on_loss}": whoever comes back would not know whose step it '
+            'is; set run.on_loss = "stop", and go on from a checkpoint'
+        )
 
 
 def _intra_party(
@@ -138,14 +270,14 @@ def _intra_party(
     model: nn.Module,
     model_slices: ModelSlices,
     finite: FiniteOnly,
-    optimizer: torch.optim.Optimizer,
+    has_state: bool,
 ) -> ThroughServer:
     """How the workers of this one's party add up. Raises `Unsupported`, `WaitTimeout`."""
     collective, client = context.settings.collective, context.client
     if collective is None:
         return ThroughServer(model_slices, finite)
     is_averaged = unwrapped(model) is not model
-    _check_inside(context.settings, collective, model_slices.is_cut, is_averaged, bool(optimizer.state))
+    _check_inside(context.settings, collective, model_slices.is_cut, is_averaged, has_state)
     rank, ranks = context.party_members.index(client.name), len(context.party_members)
     device = next(iter(model_slices.trained.values())).device
     group = PartyGroup(client.port, client.name, rank, ranks, collective, device)
@@ -207,7 +339,7 @@ def _decided(
     decision = decide(settings, script_of(optimizer, clip_norm))
     if decision.refusals:
         raise Unsupported("; ".join(decision.refusals))
-    check_optimizer(optimizer, decision.on_server)
+    check_optimizer(optimizer, decision.on_server, settings.policy.plans is LocalStep)
     return decision
 
 
@@ -220,19 +352,26 @@ def _tell_known_costs(context: TrainingContext, decision: Decision) -> None:
             client.port.note(name, "warning", text=f"known to cost accuracy: {cost.text}")
 
 
-def _manifest(
-    optimizer: torch.optim.Optimizer, rule: str | None, kind: str, settings: Settings, clip_norm: float | None
-) -> dict[str, Value]:
-    """In what all workers must agree, field by field."""
-    manifest: dict[str, Value] = {
-        "optimizer": (rule if ":" in rule else f"torch.optim.{rule}") if rule else "workers",
-        "optimizer.class": kind,
-        "optimizer.place": settings.place,
+def _manifest(attachments: Sequence[Attachment]) -> dict[str, Value]:
+    """In what all workers must agree, field by field; see `geomx.node.slices.models`."""
+    manifest: dict[str, Value] = {}
+    if attachments[0].name:
+        counts = {each.name: len(each.optimizer.param_groups) for each in attachments}
+        manifest["models"] = settings_of(counts)
+        manifest["optimizer"] = "of each model" if attachments[0].on_server else WORKERS
+    for each in attachments:
+        of, settings = f"{each.name}." if each.name else "", each.settings
+        rule = OUTER_RULE if settings.policy.plans is LocalStep else each.rule
         # The global servers clip means of gradients alone; each worker clips the gradients that it steps with itself.
-        "clip_norm" if settings.policy.plans is GradientStep else "clip_norm of each worker": clip_norm,
-    }
-    if rule is None:
-        manifest["optimizer.state"] = _state_digest(optimizer)
+        clips = "clip_norm" if settings.policy.plans is GradientStep else "clip_norm of each worker"
+        manifest |= {
+            f"{of}optimizer": (rule if ":" in rule else f"torch.optim.{rule}") if rule else WORKERS,
+            f"{of}optimizer.class": each.kind,
+            f"{of}optimizer.place": settings.place,
+            f"{of}{clips}": each.clip_norm,
+        }
+        if rule is None:
+            manifest[f"{of}optimizer.state"] = _state_digest(each.optimizer)
     return manifest
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from geomx.train.calls.collective_client import CollectiveClient
+from geomx.train.calls.collective_client import STEP, CollectiveClient
 from geomx.train.data.loss import Loss
 from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
@@ -13,9 +13,16 @@ from geomx.train.steps.timeline import Timeline
 from geomx.tree import Tree
 
 
+@dataclass(slots=True)
+class Planned:
+    """How many steps of the policy lie behind a worker, those without data too."""
+
+    steps: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingContext:
-    """What `LiveRun` hands to `attach`, and `attach` to the steps."""
+    """What `LiveRun` hands to `attach`, and `attach` to the steps. `operation`: what its contributions say they are."""
 
     client: CollectiveClient
     tree: Tree
@@ -24,6 +31,8 @@ class TrainingContext:
     progress: Progress
     settings: Settings
     timeline: Timeline
+    operation: str = STEP
+    planned: Planned = field(default_factory=Planned)
 
     @property
     def members(self) -> tuple[str, ...]:

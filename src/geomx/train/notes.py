@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from geomx.config.compatibility.script import Script
@@ -15,8 +15,11 @@ from geomx.train.attach import AttachedModel
 _logger = logging.getLogger("geomx")
 
 
-def attached(port: Port, model: AttachedModel, script: Script) -> None:
-    """Note which model and optimizer the run has."""
+def attached(port: Port, model: AttachedModel, scripts: Sequence[Script]) -> None:
+    """Note which model and optimizer the run has, or which models and optimizers."""
+    told = scripts[0].told()
+    if len(scripts) > 1:
+        told["optimizer"] = ", ".join(script.optimizer for script in scripts)
     model_slices = model.model_slices
     port.note(
         "attached",
@@ -25,7 +28,7 @@ def attached(port: Port, model: AttachedModel, script: Script) -> None:
         slices=len(model_slices.layout.slices),
         on_server=model.optimizer.on_server,
         goes_on=model.steps.goes_on,
-        **script.told(),
+        **told,
     )
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
+import msgspec
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -30,7 +31,7 @@ from geomx.config.compatibility.choices import Overlap, PushAt
 from geomx.errors import AskedToLeave, GeomxError, Unsupported, refusal_of
 from geomx.node.port import Port
 from geomx.train import notes
-from geomx.train.attach import AttachedModel, attach
+from geomx.train.attach import AttachedModel, Attachment, attach, prepare
 from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.checkpoint import save_load as saving
 from geomx.train.context import TrainingContext
@@ -40,8 +41,10 @@ from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
 from geomx.train.ending import cause_of, is_of_job, why_ended
 from geomx.train.model.support import script_of
+from geomx.train.optimizer.run_optimizer import RunOptimizer
 from geomx.train.optimizer.schedules import Every, Schedules
 from geomx.train.settings import Settings
+from geomx.train.steps.pending import Unjoined
 from geomx.train.steps.timeline import Timeline
 from geomx.tree import SOLO, Tree
 
@@ -93,11 +96,13 @@ class LiveRun:
         self._timeline = Timeline(port, clock, self._settings.after_step)
         self._began = 0.0
         self._attached: AttachedModel | None = None
+        self._attachments: list[Attachment] = []  # models with names, which join together
+        self._unjoined = Unjoined(self._join)
         self._progress = Progress(self._samples, self._loss, self._timeline)
         self._schedules = Schedules()
         self._shares = Shares(name, tree, self._settings.seed, self._progress, self._party_members)
         self._closed = self.has_left = False
-        self._progress.followed = self._schedules.follow
+        self._progress.followed, self._progress.joins = self._schedules.follow, self._join
         if self.may_leave_early:
             self._progress.between = self._leave_if_asked
 
@@ -112,6 +117,11 @@ class LiveRun:
     def policy(self) -> str:
         """The name of the sync policy, without its parameters, such as "fsa"."""
         return self._settings.policy_spec.split(maxsplit=1)[0]
+
+    @property
+    def codecs_up(self) -> dict[str, str]:
+        """What contributions travel as, by the key that says so, such as "wan.codec_up"."""
+        return {codec.key: codec.spec for codec in self._settings.codecs_up}
 
     @property
     def parties(self) -> tuple[str, ...]:
@@ -173,10 +183,12 @@ class LiveRun:
         clip_norm: float | None = None,
         push_at: PushAt | None = None,
         overlap: Overlap | None = None,
+        name: str = "",
     ) -> tuple[Model, torch.optim.Optimizer]:
         """Train this model together with all other workers.
 
-        Returns when the model has the first worker's weights and buffers.
+        Returns when the model has the first worker's weights and buffers. Models with a `name` have them as soon as one
+        of these weights is read, or the run is used: they join it together then.
 
         Args:
             model: The module to train, on its device. In a party with `inside = "collective"` it may be wrapped in
@@ -192,6 +204,9 @@ class LiveRun:
                 parties with `inside = "collective"` always leave in `step()`.
             overlap: With "forward", `step()` returns at once and the next forward waits for each weight when it needs
                 it; with "none", `step()` waits. None: `worker.overlap` of the description.
+            name: The model's, where the run has several, each with an optimizer of its own: call `attach` for each of
+                them, before any is used. Their steps may come in any order, the same on all workers; their gradients
+                leave in `step()`.
 
         Returns:
             The same `model`, and the optimizer to use from now on. Schedulers made before or after `attach` both work.
@@ -204,28 +219,70 @@ class LiveRun:
             WeightUnknown: Later, from `backward()` or `step()`: no samples were counted for the step.
             LossUnknown: Later, from `backward()` or `step()`: see `loss`.
         """
+        self._check_name(name, push_at)
+        push_at = "step" if name else push_at or self._settings.push_at
+        settings = dataclasses.replace(
+            self._settings, push_at=push_at, overlap=overlap or self._settings.overlap
+        )
+        self._unjoined.show()
+        attachment = prepare(self._context(settings), model, optimizer, clip_norm, name, self._join)
+        self._attachments.append(attachment)
+        if name:
+            for each in self._attachments:
+                self._unjoined.hide(each.model)
+        else:
+            try:
+                self._join()
+            except BaseException:
+                self._attachments.clear()
+                raise
+        return model, attachment.wrapped
+
+    def _check_name(self, name: str, push_at: PushAt | None) -> None:
         if self._attached is not None:
             raise Unsupported(
-                "a run carries one model; attach several as one: torch.nn.ModuleDict({'first': ..., 'second': ...}), "
-                "with one optimizer whose groups have the parameters of each"
+                "the run has its model, or its models have been used: give several a name each, as in "
+                'run.attach(critic, optimizer, name="critic"), and attach all of them before you read a weight of one '
+                "or begin with the data"
             )
-        own = self._settings
-        settings = dataclasses.replace(own, push_at=push_at or own.push_at, overlap=overlap or own.overlap)
-        context = TrainingContext(
+        names = [each.name for each in self._attachments]
+        if name in names or (name and not name.isidentifier()) or (names and not name):
+            raise Unsupported(
+                f"run.attach(..., name={name!r}) beside {names}: a name is a word, and each model has its own"
+            )
+        if name and push_at == "backward":
+            raise Unsupported(
+                'push_at="backward" with several models, where a backward() makes gradients of models that do not '
+                'step: leave it "step"'
+            )
+
+    def _context(self, settings: Settings) -> TrainingContext:
+        return TrainingContext(
             self._client, self._tree, self._samples, self._loss, self._progress, settings, self._timeline
-        )  # fmt: skip
-        self._attached = self._progress.attached = attach(context, model, optimizer, clip_norm)
+        )
+
+    def _join(self) -> None:
+        """What was attached joins the run, if it has not."""
+        if self._attached is not None or not self._attachments:
+            return
+        self._unjoined.show()
+        first = self._attachments[0]
+        self._attached = self._progress.attached = attach(self._context(first.settings), self._attachments)
         self._client.moved = self._moved
         if self._client.place is not None:
             self._progress.go_on(self._client.place)
             self._client.port.note("rejoined", "info", step=self.step, epoch=self.epoch)
             self._progress.left_out(self._client.unread)
-        notes.attached(self._client.port, self._attached, script_of(optimizer, clip_norm))
+        scripts = [script_of(each.optimizer, each.clip_norm) for each in self._attachments]
+        notes.attached(self._client.port, self._attached, scripts)
         self._began = self._timeline.now()
-        return model, self._attached.optimizer
 
     def shard(
-        self, loader: Iterable[Any], over: Literal["party", "run"] = "party", train: bool | None = None
+        self,
+        loader: Iterable[Any],
+        over: Literal["party", "run"] = "party",
+        train: bool | None = None,
+        even: bool = False,
     ) -> Share:
         """Iterate over this worker's share of the data; its samples are counted as this worker's weight.
 
@@ -238,6 +295,8 @@ class LiveRun:
                 number of samples.
             over: "party" if each party has its own data, "run" if all parties read the same data set.
             train: Whether passes train or evaluate; None: as described above.
+            even: Every worker of those who share gets equally many batches; what does not make one for each is left
+                out.
 
         Returns:
             An iterable of batches. Each iteration over it is one pass, and its `len()` is the number of this worker's
@@ -246,7 +305,23 @@ class LiveRun:
         Raises:
             Unsupported: `loader` is not an iterable of batches, or `over` is neither of the two.
         """
-        return self._shares.of(loader, over, train)
+        return self._shares.of(loader, over, train, even)
+
+    def skip_to(self, epoch: int, batches: int, steps: int) -> None:
+        """Go on from a place that another library's checkpoint tells, as `load` does from its own.
+
+        Every worker must call it, with the same, after `attach` and before the first pass.
+
+        Args:
+            epoch: How many passes have ended.
+            batches: How many batches of the next one are done, of each worker.
+            steps: How many steps have been taken.
+        """
+        if self._client.place is None:  # one that was started again while the run lasted knows better
+            there = msgspec.structs.replace(
+                self._progress.place, epoch=epoch, batches=(batches,), steps=steps
+            )
+            self._progress.go_on(there)
 
     def weight(self, weight: float) -> None:
         """Set this worker's weight in the next step, in place of the samples that `shard` counts.
@@ -339,7 +414,8 @@ class LiveRun:
         place = saving.load(attached, Path(path), self.name, self._tree, self._progress)
         if place is not None:
             self._progress.go_on(place)
-        self._schedules.again(attached.optimizer, self._progress.place, is_its=place is not None)
+        if isinstance(attached.optimizer, RunOptimizer):
+            self._schedules.again(attached.optimizer, self._progress.place, is_its=place is not None)
 
     def _moved(self) -> None:
         """The run has gone on without this worker: its steps and schedules follow."""
@@ -349,7 +425,8 @@ class LiveRun:
             missed = max(0, data.reading.steps - self._progress.steps)
         self._progress.steps += missed
         self._progress.catches_up = self._progress.is_behind
-        self._schedules.ahead(attached.optimizer, missed)
+        if isinstance(attached.optimizer, RunOptimizer):
+            self._schedules.ahead(attached.optimizer, missed)
 
     def resume(self, *schedulers: LRScheduler, every: Every = "step") -> None:
         """Bring learning-rate schedules to the run's progress, after `load` or when this worker was started again.
@@ -365,6 +442,11 @@ class LiveRun:
                 that are gone: save and load its `state_dict()` yourself.
         """
         attached = self._joined("resume")
+        if not isinstance(attached.optimizer, RunOptimizer):
+            raise Unsupported(
+                "run.resume() counts the steps of one optimizer; with several models, save and load the state_dict() "
+                "of their schedules yourself"
+            )
         self._schedules.resume(schedulers, every, attached.optimizer, self._progress.place)
 
     # -- the end ----------------------------------------------------------------------------------------------
@@ -381,6 +463,7 @@ class LiveRun:
         """
         if self._closed:
             return
+        self._join()
         self.wait()
         if self._attached is not None:
             with contextlib.suppress(AskedToLeave):  # while it waited for others: it has left
@@ -463,6 +546,7 @@ class LiveRun:
     # -- helpers ------------------------------------------------------------------------------------------------
 
     def _joined(self, method: str) -> AttachedModel:
+        self._join()
         if self._attached is None:
             raise Unsupported(f"run.{method}() before run.attach(model, optimizer)")
         return self._attached

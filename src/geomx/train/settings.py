@@ -37,7 +37,7 @@ class Settings(Choices):
     take a tensor as large, rising. `collective`: None where the party's local server adds. `after_step`: is called
     behind each step with the seconds that its computation took, from its first batch, or from the step before where
     `run.shard` gave it none; None where that is not known. `room`: for which of a slice's numbers there is room in what
-    contributions travel as. `has_quorum`: turns may close without some.
+    contributions travel as. `has_quorum`: turns may close without some. `has_overlay`: others add up, too.
     """
 
     weight: WeightPolicy = "samples"
@@ -54,3 +54,4 @@ class Settings(Choices):
     on_nonfinite: OnNonfinite = "stop"
     room: Callable[[Slice], Room] = room_of
     has_quorum: bool = False
+    has_overlay: bool = False

@@ -22,6 +22,7 @@ import msgspec
 
 from geomx.wire.copy_messages import Begun, Keep, Kept, Recall, Recalled
 from geomx.wire.flow_messages import Beside, FlowBroken, FlowOpen
+from geomx.wire.overlay_messages import Apart, Linked, Rates, Strayed, Table, Unanswered, Use, Void
 from geomx.wire.roster_messages import (
     Asks,
     Close,
@@ -38,7 +39,10 @@ from geomx.wire.roster_messages import (
     Turns,
 )
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
+NOTHING = (
+    ""  # the operation of whoever has nothing to contribute to a step, whichever of several models it is of
+)
 
 Kind = Literal["gradient", "mean", "assign"]
 Value = str | int | float | bool | None
@@ -224,6 +228,7 @@ class Push(Message, frozen=True, array_like=True, tag=True):
     relative_loss: float | None = None  # of `run.loss`, to each worker's first: the mean by weight
     awaits: bool = False  # everybody is awaited, where else a quorum is enough
     drains: bool = False  # of no turn, and dense: what a node that leaves has not shared; see `HandedOver`
+    table: int = 0  # of the overlay, by which it travels; 0: to its holder
 
 
 class Update(Message, frozen=True, array_like=True, tag=True):
@@ -248,6 +253,7 @@ class Update(Message, frozen=True, array_like=True, tag=True):
     step: int = -1  # likewise
     base: int = -1
     missed: bytes = b""
+    table: int = 0  # of the overlay, by which it travels, and what the receiver pushes next of the slice
 
 
 Carried = Push | Update  # the messages whose payloads may travel in datagrams
@@ -379,7 +385,8 @@ AnyMessage = (
     Challenge | Hello | Welcome | Refuse | Attach | Reached | Attached | Hyper | Push | Update | Stepped
     | FlowOpen | FlowBroken | Sampled | Calling | Allowance | Advice | Norms | Scale | Fetch | State | Ack | Beat
     | Leave | Gone | Failure | Complete | Close | Roster | Lost | Asks | Hold | Held | Over | Retire | Departed
-    | Keep | Kept | Recall | Recalled | Begun
+    | Keep | Kept | Recall | Recalled | Begun | Table | Linked | Apart | Void | Use | Strayed | Rates
+    | Unanswered
 )  # fmt: skip
 
 HEAD_LIMIT_BYTES = 65_535

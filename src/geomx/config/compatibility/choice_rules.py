@@ -12,7 +12,7 @@ from typing import Any
 
 from geomx.channels import channels
 from geomx.channels.contract import Channel, EdgeSettings, ShapingChannel
-from geomx.config.compatibility.lossy_channels import LAN, WAN, channels_that_lose, edge_tables, named
+from geomx.config.compatibility.lossy_channels import LAN, PLAIN, WAN, channels_that_lose, edge_tables, named
 from geomx.config.reading.document import Document
 from geomx.config.reading.problems import KeyPath, Problem, shown
 from geomx.config.run import Run
@@ -20,6 +20,8 @@ from geomx.config.tables import EdgeTable
 from geomx.config.tables.sites import engines
 from geomx.errors import ConfigError
 from geomx.optim import compensations, optimizers
+from geomx.overlay import overlays
+from geomx.overlay.contract import Load, Planner, alike
 from geomx.sync import policies
 from geomx.sync.contract import (
     AccumulateStep,
@@ -30,6 +32,7 @@ from geomx.sync.contract import (
     has_own_means,
     next_run_mean,
 )
+from geomx.tree import TOP
 
 LOSSLESS = ("dense", "wan")  # codecs that need not be made to know what they are
 
@@ -73,6 +76,10 @@ def problems_of_choices(run: Run) -> list[Problem]:
     making = _Making()
     policy = making.of(("sync", "policy"), policies.make, run.sync.policy)
     policy = making.keeping(("sync", "policy"), run.sync.policy, policy, Policy)
+    for table, spec in (("run", run.run.overlay), ("lan", run.lan.overlay)):
+        if spec:
+            where: KeyPath = (table, "overlay")
+            making.keeping(where, spec, making.of(where, overlays.make, spec), Planner)
     if run.optimizer.compensation:
         making.of(("optimizer", "compensation"), compensations.make, run.optimizer.compensation)
     if run.optimizer.rule:
@@ -88,7 +95,7 @@ def problems_of_choices(run: Run) -> list[Problem]:
         problems += _of_store(run)
     if policy is not None:
         problems += [*_of_parties(run, policy), *_of_restarts(run, policy), *_of_steps(run, policy)]
-        problems += [*_of_tiers(run, policy), *_of_quorum(run, policy)]
+        problems += [*_of_tiers(run, policy), *_of_quorum(run, policy), *_of_overlays(run, policy)]
     return problems
 
 
@@ -267,6 +274,44 @@ def _of_quorum(run: Run, policy: Policy) -> Iterator[Problem]:
         yield Problem(path, found, "1, or run.shards = 1", "one global server decides who was in time")
     elif run.run.on_loss != "continue":
         yield Problem(path, found, '1, or run.on_loss = "continue"', "else everybody is waited for")
+
+
+def _of_overlays(run: Run, policy: Policy) -> Iterator[Problem]:
+    """What a description asks for that an overlay cannot do."""
+    for path, spec in ((("run", "overlay"), run.run.overlay), (("lan", "overlay"), run.lan.overlay)):
+        if not spec:
+            continue
+        if policy.sync_group != "run" or not policy.lockstep:
+            why = "parties do not wait for each other, so nobody has something of others to add"
+            yield Problem(path, shown(spec), "nothing", f"with sync.policy = {shown(run.sync.policy)} {why}")
+        if run.sync.quorum < 1.0:
+            why = (
+                "with sync.quorum others are not waited for, and whoever adds waits for those who send to it"
+            )
+            yield Problem(path, shown(spec), "nothing", why)
+        table = WAN if path == ("run", "overlay") else LAN
+        if edge_tables(run)[table].channel != PLAIN:
+            why = f"{named(run, table)} goes from a node to its parent alone"
+            yield Problem(path, shown(spec), 'nothing, or channel = "tcp"', why)
+        yield from _of_members(run, path, spec)
+    if run.lan.overlay and any(party.inside == "collective" for party in run.parties):
+        why = 'with inside = "collective" workers add by torch.distributed'
+        yield Problem(("lan", "overlay"), shown(run.lan.overlay), "nothing", why)
+
+
+def _of_members(run: Run, path: KeyPath, spec: str) -> Iterator[Problem]:
+    """Some tables are of certain numbers of members alone."""
+    tiers = [run.tree.children(TOP)] if path == ("run", "overlay") else [p.worker_names for p in run.parties]
+    try:
+        planner = overlays.make(spec)
+    except ConfigError:  # which is told where it is made
+        return
+    for count in dict.fromkeys(map(len, tiers)):
+        try:
+            planner.plan(alike(count), [Load(0, 1, 1)], 1)
+        except ConfigError as error:
+            for fault in error.faults:
+                yield Problem(path, f"{shown(spec)} with {fault.found}", fault.allowed, fault.hint)
 
 
 def _of_restarts(run: Run, policy: Policy) -> Iterator[Problem]:

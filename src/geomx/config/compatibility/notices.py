@@ -15,6 +15,7 @@ from geomx.config.reading.problems import KeyPath, dotted, shown
 from geomx.config.run import Run
 from geomx.sync import policies
 from geomx.sync.contract import LocalStep, Policy
+from geomx.tree import TOP
 from geomx.wire.flow.packets import PIECE_HEAD_BYTES
 from geomx.wire.flow.path import SIZES
 
@@ -27,9 +28,24 @@ BLOCK_BYTES = SIZES[0] - PIECE_HEAD_BYTES
 def notices(run: Run, script: bool = False) -> list[str]:
     """Sentences, without a full stop, about a description whose choices have been checked (`load_whole`).
 
-    `script`: also what it asks of the training script, which would find out in its first step.
+    `script`: also what the training script would find out in its first step, and a run over several machines in its.
     """
-    return [*_of_party_means(run), *_of_lossy_channels(run), *(_of_script(run) if script else ())]
+    return [
+        *_of_party_means(run),
+        *_of_lossy_channels(run),
+        *((*_of_overlays(run), *_of_script(run)) if script else ()),
+    ]
+
+
+def _of_overlays(run: Run) -> Iterator[str]:
+    where = [(run.run.overlay, "run.overlay", "party.address_wan", [*run.tree.children(TOP)])]
+    where.append((run.lan.overlay, "lan.overlay", "party.worker_addresses", [*run.tree.workers]))
+    for spec, key, addresses, members in where:
+        if spec and spec != "star" and not run.addresses_beside.keys() & set(members):
+            yield (
+                f"{key} has an effect in `geomx run` alone, which picks addresses: over several machines, nobody can "
+                f"be dialled without {addresses}"
+            )
 
 
 def _of_script(run: Run) -> Iterator[str]:

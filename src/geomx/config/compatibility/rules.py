@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from geomx.config.addresses import each_of, is_loopback, place_of
+from geomx.config.compatibility.overlay_rules import keys_of_overlays
 from geomx.config.link_changes import KEYS
 from geomx.config.reading.checking import Rule, Values, change_something
 from geomx.config.reading.problems import KeyPath, Problem, dotted, shown
@@ -111,6 +112,15 @@ def _unique_addresses(values: Values) -> Iterator[Problem]:
             for address in each_of([several])
         ),
         *(((*path, "address"), dotted(path), table.get("address") or "") for path, table in _servers(values)),
+        *(
+            ((*path, "address_wan"), f"{dotted(path)}, beside it", table.get("address_wan") or "")
+            for path, table in _servers(values)
+        ),
+        *(
+            ((*path, "worker_addresses", rank), f"{dotted(path)}, worker {rank}", address)
+            for path, table in _servers(values)
+            for rank, address in enumerate(table.get("worker_addresses") or ())
+        ),
     ]
     first: dict[str, str] = {}
     for path, owner, address in places:
@@ -242,6 +252,10 @@ def _proof_beyond_loopback(values: Values) -> Iterator[Problem]:
     for path, server in _servers(values):
         key = "listen" if server.get("listen") else "address"
         listening.append(((*path, key), server.get(key) or ""))
+        key = "listen_wan" if server.get("listen_wan") else "address_wan"
+        listening.append(((*path, key), server.get(key) or ""))
+        every = enumerate(server.get("worker_addresses") or ())
+        listening += [((*path, "worker_addresses", rank), address) for rank, address in every]
     reached = [(path, address) for path, address in listening if address and not is_loopback(address)]
     for path, address in reached[:1]:
         yield Problem(
@@ -407,6 +421,7 @@ RULES: tuple[Rule, ...] = (
     _losses_where_they_count,
     _durable,
     _keys_of_stores,
+    keys_of_overlays,
     _guests,
     _whole_tls,
     _proof_beyond_loopback,

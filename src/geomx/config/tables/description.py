@@ -24,6 +24,7 @@ from geomx.config.value_types import (
     Elements,
     File,
     Limit,
+    OverlayName,
     PolicyName,
     RuleName,
     RunName,
@@ -111,6 +112,11 @@ class RunTable(Table):
         "one that dies can be started again, without a store. See "
         "[a global server](machines-come-and-go.md#without-a-store).",
     )
+    overlay: OverlayName = Field(
+        "",
+        description="How servers below the global ones add and pass on for each other: `trees` or `ts` by what is "
+        "measured, or a fixed table. Default: all send to the global servers. See [overlays](overlay.md).",
+    )
     strict: bool = Field(
         False,
         description="Warnings about lost accuracy, and parties that train on the same samples, are errors. Same as "
@@ -144,7 +150,7 @@ class SyncTable(Table):
     )
     buffers: Literal["auto", "own", "average"] = Field(
         "auto",
-        description="Buffers in float32 and float64 under policies that average weights. `auto`: average running "
+        description="Buffers of floating point under policies that average weights. `auto`: average running "
         "statistics, such as BatchNorm's. `average`: average all. `own`: each worker keeps its own until `run.save`.",
     )
 

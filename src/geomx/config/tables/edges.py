@@ -13,6 +13,7 @@ from geomx.config.value_types import (
     CodecName,
     File,
     Heartbeat,
+    OverlayName,
     PassingCodecName,
     Rate,
     Silence,
@@ -68,6 +69,9 @@ class LanTable(EdgeTable):
     codec_down: PassingCodecName = Field(
         "wan",
         description="Encoding of updates. `wan`: pass on the bytes that came over the WAN.",
+    )
+    overlay: OverlayName = Field(
+        "", description="As `run.overlay`, among the workers of each party, before their local server."
     )
     timeout_s: Silence = Field(5.0, description=EdgeTable.model_fields["timeout_s"].description)
 

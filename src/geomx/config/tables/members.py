@@ -50,6 +50,21 @@ class ServerTable(Table):
     listen: ListenAddressOrNone = Field(
         "", description="Address at which its server listens, if another one. Default: `address`."
     )
+    address_wan: AddressOrNone = Field(
+        "",
+        description="With `run.overlay`: address of its server, as others of its tier reach it. Default: it only "
+        "dials; `geomx run` picks free ports where nobody has one.",
+    )
+    listen_wan: ListenAddressOrNone = Field(
+        "",
+        description="Address at which its server listens for them, if another one. Default: `address_wan`.",
+    )
+    neighbours: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="With `run.overlay`: servers of its tier, and `global`, to which it has ways of their own, that it "
+        "does not share with ways to others. An overlay sends along these alone. Default: all.",
+    )
     link: LinkTable | None = Field(
         None, description="Of its server to its parent, in place of `wan.link` or the region's `below.link`."
     )
@@ -73,6 +88,13 @@ class PartyTable(ServerTable):
         None,
         description="Slows its workers down for trials: with `{ factor = 2, jitter = 0.1 }` they compute twice as "
         "long, ± 10 %.",
+    )
+    worker_addresses: tuple[AddressOrNone, ...] = Field(
+        (),
+        strict=False,
+        max_length=MOST_WORKERS_OF_A_PARTY,
+        description="With `lan.overlay`: address of each worker, as the others of its party reach it. Default: "
+        "`geomx run` picks free ports; else only those that are given are dialled.",
     )
     inside: Literal["server", "collective"] = Field(
         "server",

@@ -268,7 +268,8 @@ def commands(run: Run, folder: Path, ports: Ports, *, trace: bool) -> Iterator[C
 def with_free_ports(run: Run, ports: Ports) -> Run:
     """Give a free port of this machine to every server that has no address."""
     without = [node for node, address in run.addresses.items() if not address]
-    return run.with_addresses({node: f"127.0.0.1:{ports.hold()}" for node in without})
+    known = run.with_addresses({node: f"127.0.0.1:{ports.hold()}" for node in without})
+    return known.with_addresses_beside(lambda _: f"127.0.0.1:{ports.hold()}") if known.overlays else known
 
 
 def _check_script(run: Run) -> None:

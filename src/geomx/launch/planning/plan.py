@@ -26,6 +26,7 @@ from geomx.config.compatibility.script import Script
 from geomx.config.tables import EdgeTable, LinkTable
 from geomx.errors import ConfigError, Fault, GeomxError, Unsupported
 from geomx.launch.local.outputs import check_outputs, write_outputs
+from geomx.launch.overlay_tables import compared as overlays_compared
 from geomx.launch.planning.plan_channels import Transports, Way, channel_table, remarks, transports, ways
 from geomx.launch.planning.plan_facts import Known, Sources, known
 from geomx.launch.planning.plan_rows import PRESET, PRESET_NAME, Pair, Row, as_dict, named_pair
@@ -50,12 +51,16 @@ SAMPLED_ELEMENTS = 1 << 23  # of a larger model, codecs are tried on a part
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What to compare; nothing given: `ALGORITHMS` and `CODECS`, beside what the description has. `json`: a file."""
+    """What to compare; nothing given: `ALGORITHMS` and `CODECS`, beside what the description has. `json`: a file.
+
+    `hub_mbps`: of the link that all parties share at each global server; overlays are compared where it is given.
+    """
 
     sources: Sources
     algorithms: Sequence[str] = ()
     codecs: Sequence[str] = ()
     json: Path | None = None
+    hub_mbps: float = 0.0
 
     @property
     def narrows(self) -> bool:
@@ -75,6 +80,8 @@ def plan(run: Run, options: PlanOptions) -> None:
     channels = _channels(run, facts, rows)
     show(run, facts, rows, refused, channels)
     told = as_dict(run, facts, rows, channels, refused)
+    if options.hub_mbps and rows:
+        told["overlays"] = _compare_overlays(run, _shown(rows), options.hub_mbps)
     content = msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n"
     write_outputs({options.json: lambda path: write_whole(path, content)})
 
@@ -324,6 +331,24 @@ def show(
     console.print(
         "\nAccuracy is not predicted, and differs: try the best few on your own model.", soft_wrap=True
     )
+
+
+def _compare_overlays(run: Run, row: Row, hub_mbps: float) -> dict[str, float]:
+    """Print how long a round's bytes take by each overlay, and give that."""
+    steps = row.prediction.round_s / row.prediction.step_s
+    up_bytes, down_bytes = row.prediction.bytes_up * steps, row.prediction.bytes_down * steps
+    seconds = overlays_compared(run, up_bytes, down_bytes, hub_mbps)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column, justify in (("run.overlay", "left"), ("s/round on links", "right"), ("× star", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for spec, taken_s in sorted(seconds.items(), key=lambda each: each[1]):
+        table.add_row(spec, f"{taken_s:.3g}", f"{taken_s / seconds['star']:.2f}")
+    console = Console(highlight=False)
+    console.print(
+        f"Overlays, for {row.named}, where the global servers share {hub_mbps:g} Mbit/s:", soft_wrap=True
+    )
+    console.print(table)
+    return seconds
 
 
 def ranking(rows: Sequence[Row]) -> Table:

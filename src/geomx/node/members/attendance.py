@@ -10,7 +10,8 @@ for, and follows the run until one of its workers is let in.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -28,6 +29,7 @@ from geomx.rounds.roster import at_first, reason
 from geomx.rounds.round import Round
 from geomx.rounds.turn import OPEN_ROUNDS
 from geomx.tree import EVERYONE
+from geomx.wire.messages import Push
 from geomx.wire.roster_messages import (
     MOST_TURNS,
     Asks,
@@ -81,6 +83,7 @@ class AttendanceHost(Protocol):
     def send(self, peer: Peer, message: Message, payload: Any = None, priority: int = 0) -> None: ...
     def dismiss(self, peer: Peer, reason: str) -> None: ...
     def report(self, message: Lost | Asks) -> None: ...
+    def enrolled(self, number: int) -> None: ...
     def took_leave(self, names: frozenset[str]) -> None: ...
 
 
@@ -361,7 +364,7 @@ class Attendance:
             turns=roster.from_turns, lost=roster.why.lost, awaited=roster.why.awaited, reason=reason(back, roster.why),
         )  # fmt: skip
         if gone:
-            self._gathering.drop(gone, roster.from_turns)
+            self._gathering.drop(gone, roster.from_turns, partial(self.is_spoiled, gone))
             self._newly_out |= {cohort: (turn, gone) for cohort, turn in roster.from_turns.items()}
         if joined:
             self._gathering.came_back(joined)
@@ -375,7 +378,13 @@ class Attendance:
             self.asks(name, incarnation)
         if not self._unsettled and roster.number >= self._held_for:
             self._gathering.resume(self._host.now)
+        self._host.enrolled(roster.number)
         self._host.took_leave(gone)
+
+    def is_spoiled(self, gone: Set[str], push: Push) -> bool:
+        """Whether a sum of several children's has something of one of which all are gone."""
+        own = [push.origins.keys() & leaves for leaves in map(set, self._children.values())]
+        return any(part and part <= gone for part in own)
 
     def _tell_children(
         self, roster: Roster, joined: frozenset[str], settled: Mapping[str, int], gone: frozenset[str]

@@ -23,8 +23,8 @@ from geomx.node.peers.peer import Peer
 from geomx.node.slices.join_state import CANNOT_REJOIN, JoinState
 from geomx.node.slices.joined import grouped
 from geomx.node.slices.payloads import pack_layout, pack_turns, unpack_layout
+from geomx.node.slices.priority import priority_of
 from geomx.node.slices.update_stream import sets_weights
-from geomx.node.uplink import priority_of
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.membership import Members
 from geomx.sync.contract import GradientStep, Policy, furthest_step, has_own_means, last_own_mean
@@ -159,7 +159,7 @@ class Reception:
     def answered(self, slice_: Slice, update: Update, payload: Any, trained: int) -> bool:
         """A slice's update goes down: whether it is the slice's first. `trained`: how many take part in a step."""
         if payload is not None and self._holds and self.serves_weights and _goes_on_from(slice_, update):
-            held = self._edges.down.held(slice_, update.cohort, payload)
+            held = self._edges.down.held(slice_, update.kind, update.cohort, payload)
             if self._keeps and update.kind == "gradient":
                 self.state.keep(update, trained)
             self.state.hold(

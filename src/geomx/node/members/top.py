@@ -15,6 +15,7 @@ from geomx.node.durable.journal import Journal
 from geomx.node.members.attendance import Attendance
 from geomx.node.members.roster_keeper import RosterKeeper
 from geomx.node.members.whole_turns import WholeTurns
+from geomx.node.overlay.conductor import Conductor
 from geomx.node.peers.peer import Peer
 from geomx.node.slices.clipping import Clipping
 from geomx.rounds.losses import Losses
@@ -29,6 +30,7 @@ from geomx.wire.messages import (
     Stepped,
     payload_size,
 )
+from geomx.wire.overlay_messages import Rates, Table, Use
 from geomx.wire.roster_messages import Asks, Close, Complete, Held, Hold, Lost, Message, Roster
 
 MOST_KEPT = 64  # rosters
@@ -47,6 +49,7 @@ class Shard(Protocol):
     members: Members
     attendance: Attendance
     journal: Journal
+    conductor: Conductor | None
 
     @property
     def log(self) -> Checked: ...
@@ -91,6 +94,8 @@ class Top:
         """From another shard."""
         if isinstance(message, Begun):
             self._server.log.check()
+        elif isinstance(message, Table | Use | Rates) and self._server.conductor is not None:
+            self._server.conductor.on_message(peer.name, message)
         elif isinstance(message, Norms | Scale):
             self._clipping.message(message)
         elif isinstance(message, Lost | Asks) and not self._lead:

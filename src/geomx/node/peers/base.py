@@ -28,6 +28,7 @@ from geomx.node.contract import (
     Hangup,
     Job,
     JobDone,
+    Measured,
     Note,
     Opened,
     OpenFlow,
@@ -40,6 +41,7 @@ from geomx.node.contract import (
     Write,
 )
 from geomx.node.counts import BlockCounts
+from geomx.node.peers.beside import Beside, Companion, Siblings
 from geomx.node.peers.delivery import Delivery
 from geomx.node.peers.dialling import Dialling
 from geomx.node.peers.farewell import Farewell
@@ -69,7 +71,7 @@ class BaseNode(ABC):
     """See the module's text. `handle` and `admit` are the contract of `geomx.node.contract.Node`.
 
     `returning`: those whom this node dials that may be started again and know nothing of it then; None: none may, and
-    this node cannot begin anew itself.
+    this node cannot begin anew itself. `siblings`: None: there is no overlay in its tier.
     """
 
     def __init__(
@@ -80,19 +82,24 @@ class BaseNode(ABC):
         expects: dict[str, Patience],
         flows: Mapping[str, FlowTerms] | None = None,
         returning: frozenset[str] | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         self.identity = identity
         self.name = identity.name
         self.blocks = BlockCounts()
+        self.measures = False
         self.limits = limits
         self._dials = dials
-        self._expects = expects  # who may dial us
+        self._expects = expects  # who may dial us, but for those beside
         self._returning = returning
         self._flows = flows or {}  # peers beside whose connections datagrams may travel
         self._peers: dict[str, Peer] = {}
         self._ever: set[str] = set()  # who has joined at some time
         self._by_conn: dict[int, Peer] = {}
-        self._handshake = Handshake(self, expects, self._peers)
+        beside = siblings or Siblings()
+        self._handshake = Handshake(self, {**expects, **beside.patience}, self._peers)
+        self.beside = Beside(self, self._peers, self._handshake, beside)
+        self.has_overlay = siblings is not None
         self._effects: list[Effect] = []
         self._now = 0.0
         self.dialling = Dialling(self)
@@ -113,6 +120,7 @@ class BaseNode(ABC):
             JobDone: self._on_job_done,
             Called: self._on_called,
             Persisted: lambda event: self.on_persisted(event.number),
+            Measured: self.on_measured,
             CutStored: lambda event: self.on_cut_stored(event.error),
             Restored: lambda event: self.on_restored(event.records),
             Failed: lambda event: raise_failed(event.error, event.conn, self._by_conn),
@@ -159,8 +167,8 @@ class BaseNode(ABC):
         """A session is open; `first`: for the first time with this incarnation of the peer."""
 
     @abstractmethod
-    def handler_of(self, peer: Peer) -> Handler:
-        """What takes the messages of a peer."""
+    def _handler_of(self, peer: Peer) -> Handler:
+        """What takes the messages of a peer above or below."""
 
     def on_tick(self) -> None:
         """Called twice in every heartbeat."""
@@ -236,6 +244,20 @@ class BaseNode(ABC):
         """A peer has been silent for too long; called twice in every heartbeat."""
         raise self._watch.loss_of(peer)
 
+    @property
+    def companion(self) -> Companion | None:
+        """What has to do with nodes beside this one."""
+        return None
+
+    def on_measured(self, measured: Measured) -> None:
+        """See `Measured`."""
+        if self.companion is not None:
+            self.companion.measured(measured)
+
+    def handler_of(self, peer: Peer) -> Handler:
+        """What takes the messages of a peer."""
+        return self.companion if peer.is_beside and self.companion is not None else self._handler_of(peer)
+
     # -- for subclasses to use -------------------------------------------------------------------------------
 
     def send(
@@ -283,8 +305,10 @@ class BaseNode(ABC):
             return False
         self.identity = replace(self.identity, incarnation=self.identity.incarnation + 1)
         self._handshake.let_go(reason)
-        for peer in self._peers.values():
-            if peer.dialled:
+        for peer in list(self._peers.values()):
+            if peer.is_beside:
+                self.beside.part(peer, reason)
+            elif peer.dialled:
                 if peer.session.conn:
                     self.drop(peer.session.conn, reason)
                 known = 0 if peer.name in self._returning else peer.session.incarnation
@@ -352,7 +376,10 @@ class BaseNode(ABC):
 
     def _on_opened(self, event: Opened) -> None:
         if event.peer:
-            self._handshake.dialled(event, self._peers[event.peer])
+            if (peer := self._peers.get(event.peer)) is None:  # it was parted with meanwhile
+                self.drop(event.conn, "not wanted any more")
+            else:
+                self._handshake.dialled(event, peer)
         else:
             self._handshake.accepted(event)
 
@@ -360,15 +387,18 @@ class BaseNode(ABC):
         unanswered = self._handshake.forget(event.conn)
         peer = self._by_conn.pop(event.conn, None)
         if peer is None and event.peer:
-            peer = self._peers[event.peer]
+            peer = self._peers.get(event.peer)
         if peer is None or peer.session.conn not in (0, event.conn):
             return
         if peer.session.conn:
             peer.session.away()
             peer.away_at = self._now
-            level = "debug" if self.may_go(peer) else "warning"
-            self.note("away", level, peer=peer.name, reason=event.reason)
-            self.on_away(peer)
+            if peer.is_beside:
+                self.note("unlinked", peer=peer.name, reason=event.reason)
+            else:
+                level = "debug" if self.may_go(peer) else "warning"
+                self.note("away", level, peer=peer.name, reason=event.reason)
+                self.on_away(peer)
         if peer.dialled and not self.stopped:  # which the end of its last connection may have brought about
             self.dialling.trouble(peer, f"{event.reason}{HUNG_UP if unanswered else ''}")
             self.dialling.again(peer)
@@ -398,6 +428,11 @@ class BaseNode(ABC):
             peer.redial_s = FIRST_REDIAL_S
         first, peer.joined = not peer.joined, True
         self._ever.add(peer.name)
+        if peer.is_beside:
+            self.note("linked", peer=peer.name)
+            if self.companion is not None:
+                self.companion.opened(peer, first)
+            return
         self.note("joined" if first else "resumed", "info", peer=peer.name)
         self.on_open(peer, first)
         self.on_acknowledged(peer)
@@ -447,6 +482,15 @@ class BaseNode(ABC):
     def still_s(self) -> float:
         """For how long this node and all below it have been still; see `geomx.node.peers.stillness`."""
         return self._watch.still_s()
+
+    def lose(self, peer: Peer) -> None:
+        """A peer has been silent for too long; called twice in every heartbeat."""
+        if peer.is_beside:
+            self.beside.part(peer, "silent")
+            if self.companion is not None:
+                self.companion.lost(peer)
+        else:
+            self.on_lost(peer)
 
     def _has_joined(self, name: str) -> bool:
         return name in self._ever

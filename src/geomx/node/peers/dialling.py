@@ -39,6 +39,8 @@ class Dialling:
     def trouble(self, peer: Peer, reason: str) -> None:
         """Say once why a peer cannot be reached; but that it is a moment late to start says nothing."""
         peer.trouble = reason
+        if peer.is_beside:  # without it there is another way
+            return
         if self._host.now - self._since >= LATE_S and peer.trouble_told != reason:
             peer.trouble_told = reason
             self._host.note("unreachable", "warning", peer=peer.name, reason=reason)

@@ -9,7 +9,7 @@ only shortened and in printable characters, be it in a log or in an answer, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -53,6 +53,8 @@ class HandshakeHost(Protocol):
     def drop(self, conn: int, reason: str) -> None: ...
     @property
     def dialling(self) -> Dialling: ...
+    @property
+    def beside(self) -> Container[str]: ...
     def open(self, conn: int, peer: Peer, received: int) -> None: ...
     def may_go(self, peer: Peer) -> bool: ...
     def may_return(self, peer: Peer) -> bool: ...
@@ -112,10 +114,11 @@ class Handshake:
         if not self._is_certified(opened.certified, peer.name):
             self._dial_anew(opened.conn, peer, MEANS["certificate"])
 
-    def let_go(self, reason: str) -> None:
-        """Hang up on dialled peers that have not answered yet."""
-        for conn in list(self._dialled):
-            self._host.drop(conn, reason)
+    def let_go(self, reason: str, whom: Peer | None = None) -> None:
+        """Hang up on dialled peers that have not answered yet. `whom`: on this one alone."""
+        for conn, peer in list(self._dialled.items()):
+            if whom is None or peer is whom:
+                self._host.drop(conn, reason)
 
     def forget(self, conn: int) -> bool:
         """The connection is gone, or to be. Returns whether a peer that we have dialled owes us an answer."""
@@ -192,6 +195,8 @@ class Handshake:
             self._write(conn, as_failure(self._host.identity.name, lost))  # else it waits for us
             peer.is_told = True
             raise lost
+        if peer.is_beside and welcome.received < peer.session.known_received:  # it has forgotten this node
+            peer.session, peer.joined = Session(peer.name, 0, peer.session.patience, self._host.now), False
         peer.session.incarnation = welcome.incarnation
         self._is_known = True
         self._held.pop(peer.name, None)
@@ -200,7 +205,8 @@ class Handshake:
 
     def _is_renewed(self, peer: Peer, incarnation: int) -> bool:
         """Whether a peer that we dial was started again, and both go on: then in a new session."""
-        if peer.session.incarnation in (0, incarnation) or not self._host.renews(peer):
+        renews = peer.is_beside or self._host.renews(peer)
+        if peer.session.incarnation in (0, incarnation) or not renews:
             return False
         peer.session = Session(peer.name, 0, peer.session.patience, self._host.now)
         peer.joined = False
@@ -208,7 +214,10 @@ class Handshake:
 
     def _on_refuse(self, conn: int, peer: Peer, refusal: Refuse) -> None:
         me, now = self._host.identity, self._host.now
-        if refusal.code == "held":
+        if peer.is_beside:  # there is another way to where it leads
+            self._is_renewed(peer, -1)
+            self._dial_anew(conn, peer, refusal.reason or refusal.code)
+        elif refusal.code == "held":
             since, last = self._held.get(peer.name, (now, now))
             timeout_s = peer.session.patience.timeout_s
             since = now if now - last > timeout_s else since  # it may have stood still since it last said so
@@ -294,7 +303,11 @@ class Handshake:
         self._untold.pop(
             hello.node, None
         )  # it was sent away before it came to know that it has to begin anew
-        resumes = known is not None and known.session.incarnation == hello.incarnation
+        resumes = (
+            known is not None
+            and known.session.incarnation == hello.incarnation
+            and not _has_forgotten(hello, known)
+        )
         if known is not None and known.session.conn:
             if not resumes:
                 self._write(known.session.conn, _fence(hello.node, hello.incarnation))
@@ -302,7 +315,8 @@ class Handshake:
         if known is not None and resumes:
             return known
         session = Session(hello.node, hello.incarnation, self._expects[hello.node], self._host.now)
-        peer = self._peers[hello.node] = Peer(hello.node, session, dialled=False)
+        beside = hello.node in self._host.beside
+        peer = self._peers[hello.node] = Peer(hello.node, session, dialled=False, is_beside=beside)
         self.former.discard(hello.node)
         return peer
 
@@ -326,7 +340,8 @@ class Handshake:
         differences = compare(hello.manifest, me.manifest)
         if differences:
             return Refuse("manifest", f"{hello.node} and {me.name} describe different runs", differences)
-        is_new = f"{me.name} was started again, and {hello.node} has to begin a new session"
+        why_new = "has parted with it" if hello.node in self._host.beside else "was started again"
+        is_new = f"{me.name} {why_new}, and {hello.node} has to begin a new session"
         if known is None:
             dismissed, why = self.dismissed.get(hello.node, (-1, ""))
             if hello.incarnation <= dismissed:
@@ -336,17 +351,19 @@ class Handshake:
         if hello.incarnation < session.incarnation:
             return _fence(hello.node, session.incarnation)
         if hello.incarnation == session.incarnation:
+            if _has_forgotten(hello, known):
+                return None
             return Refuse("ended", is_new) if hello.received > session.sent else _mismatch(hello, session)
         if hello.received:
             return Refuse("ended", is_new)
-        if self._host.may_go(known) and not self._host.readmits(known):
+        if not known.is_beside and self._host.may_go(known) and not self._host.readmits(known):
             return Refuse("identity", f"{hello.node} has left this run, which continues without it")
         if (
             session.is_open
             and session.silent_s(self._host.now) <= SILENT_BEATS * session.patience.heartbeat_s
         ):
             return Refuse("held", f"another {hello.node} is connected and alive")
-        if known.joined and not self._host.may_return(known):
+        if known.joined and not (known.is_beside or self._host.may_return(known)):
             return Refuse("returned", f"{hello.node} was restarted, and its state of this run is lost")
         return None
 
@@ -406,6 +423,11 @@ def shown(text: str, most: int = MOST_CHARACTERS) -> str:
 
 def _fence(name: str, incarnation: int) -> Refuse:
     return Refuse("fenced", f"a newer {name} (incarnation {incarnation}) has joined", newest=incarnation)
+
+
+def _has_forgotten(hello: Hello, known: Peer) -> bool:
+    """Whether a node beside this one has parted with it, and meets it anew."""
+    return known.is_beside and hello.received < known.session.known_received
 
 
 def _mismatch(hello: Hello, session: Session) -> Refuse | None:

@@ -59,6 +59,7 @@ class Peer:
     term: int = 0  # the newest of it that has welcomed this node
     away_at: float = 0.0  # when its last connection ended
     has_gone: bool = False  # it has said `Gone`
+    is_beside: bool = False  # whether both are of one tier, see `geomx.node.peers.beside`
     is_told: bool = False  # that this node ends: by itself, or by a greeting that failed
 
     @property

@@ -28,7 +28,7 @@ class WatchedHost(Protocol):
     @property
     def dialling(self) -> Dialling: ...
     def may_go(self, peer: Peer) -> bool: ...
-    def on_lost(self, peer: Peer) -> None: ...
+    def lose(self, peer: Peer) -> None: ...
     def is_gone(self, peer: Peer) -> bool: ...
     def is_idle(self) -> bool: ...
     def pace(self) -> int: ...
@@ -98,8 +98,8 @@ class Watch:
         session, now, may_go = peer.session, self._host.now, self._host.may_go(peer)
         if not peer.joined or (may_go and not peer.dialled):
             return
-        if not may_go and (session.is_lost(now) or self._host.is_gone(peer)):
-            self._host.on_lost(peer)
+        if not may_go and (session.is_lost(now) or self._is_gone(peer)):
+            self._host.lose(peer)
             return
         if (
             not may_go
@@ -114,11 +114,20 @@ class Watch:
         for number, sent in session.overdue(now):
             self._host.emit(Write(session.conn, number, sent.message, sent.payload, sent.priority))
         if session.wants_beat(now):
-            still_s = least_s(self._own_still_s, self._staying(peer)) if peer.dialled else self._own_still_s
-            step = self._host.pace() if peer.dialled else -1
+            is_above = peer.dialled and not peer.is_beside
+            still_s = least_s(self._own_still_s, self._staying(peer)) if is_above else self._own_still_s
+            step = self._host.pace() if is_above else -1
             self._host.emit(
                 Write(session.conn, 0, Beat(session.ack_watermark(now), session.sent, still_s, step))
             )
+
+    def _is_gone(self, peer: Peer) -> bool:
+        """Whether it counts as lost already, since no other connection follows the last."""
+        if peer.is_beside:
+            return (
+                not peer.session.is_open and self._host.now - peer.away_at > peer.session.patience.heartbeat_s
+            )
+        return self._host.is_gone(peer)
 
     def loss_of(self, peer: Peer) -> NodeLost:
         """Whoever stood still itself, and has heard nothing since, does not blame the others."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from geomx.errors import ProtocolError
 from geomx.optim.clip import scale_of, total
 from geomx.rounds.round import Round
 from geomx.wire.messages import Norms, Scale
@@ -21,6 +22,15 @@ NORMS_SENT = 4096  # at a time: more would not fit into a header
 class _TurnNorm:
     squares: dict[int, float] = field(default_factory=dict)
     resume: list[Callable[[float], None]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """Of one model: see `Clipping.start`."""
+
+    clip_norm: float
+    mine: frozenset[int]
+    trained: frozenset[int]
 
 
 class Clipping:
@@ -40,19 +50,24 @@ class Clipping:
         self._send = send
         self._followers = followers
         self._lead = lead
-        self._clip_norm = 0.0
-        self._mine: frozenset[int] = frozenset()
-        self._trained: frozenset[int] = frozenset()
-        self._turns: dict[tuple[str, int], _TurnNorm] = {}  # by cohort and turn
+        self._bounds: list[_Bound] = []
+        self._turns: dict[tuple[str, int, int], _TurnNorm] = {}  # by cohort, turn and place of the model
         self._known: dict[tuple[str, int], float] = {}  # totals, the newest
 
     def start(self, clip_norm: float, mine: frozenset[int], trained: frozenset[int]) -> None:
-        """Clip to `clip_norm`. `mine`: the trained slices of this shard; `trained`: of all shards."""
-        self._clip_norm, self._mine, self._trained = clip_norm, mine, trained
+        """Clip a model to `clip_norm`. `mine`: its trained slices on this shard; `trained`: on all shards."""
+        self._bounds.append(_Bound(clip_norm, mine, trained))
 
     def wants(self, index: int, round_: Round) -> bool:
         """Whether this slice's square counts."""
-        return round_.kind == "gradient" and index in self._mine
+        return round_.kind == "gradient" and any(index in bound.mine for bound in self._bounds)
+
+    def _place(self, index: int) -> int:
+        """Of the model that trains a slice."""
+        for place, bound in enumerate(self._bounds):
+            if index in bound.trained:
+                return place
+        raise ProtocolError(f"the square sum of slice {index}, which is not clipped")
 
     def nothing(self, index: int, round_: Round) -> None:
         """Nobody has contributed to this slice."""
@@ -62,14 +77,15 @@ class Clipping:
     def square(self, index: int, round_: Round, square: float, resume: Callable[[float], None]) -> None:
         """One slice's square sum is known; `resume(scale)` is called once all are."""
         cohort, turn = round_.cohort, round_.turn
-        current = self._turns.setdefault((cohort, turn), _TurnNorm())
+        place = self._place(index)
+        current = self._turns.setdefault((cohort, turn, place), _TurnNorm())
         current.squares[index] = square
         current.resume.append(resume)
-        self._report(cohort, turn, current)
-        self._total(cohort, turn, current)
+        self._report(cohort, turn, place, current)
+        self._total(cohort, turn, place, current)
 
-    def _report(self, cohort: str, turn: int, current: _TurnNorm) -> None:
-        if self._lead and self._mine <= current.squares.keys():
+    def _report(self, cohort: str, turn: int, place: int, current: _TurnNorm) -> None:
+        if self._lead and self._bounds[place].mine <= current.squares.keys():
             squares = list(current.squares.items())
             for start in range(0, len(squares), NORMS_SENT):
                 self._send(self._lead, Norms(cohort, turn, dict(squares[start : start + NORMS_SENT])))
@@ -80,25 +96,28 @@ class Clipping:
 
     def renewed(self) -> None:
         """Another shard was started again: tell the first once more what waits for its word."""
-        for (cohort, turn), current in self._turns.items():
-            self._report(cohort, turn, current)
+        for (cohort, turn, place), current in self._turns.items():
+            self._report(cohort, turn, place, current)
 
     def message(self, message: Norms | Scale) -> None:
         """From another shard: its squares, or the total."""
         key = message.cohort, message.turn
         if isinstance(message, Scale):
             self._apply(message.cohort, message.turn, message.square)
-        elif key in self._known and key not in self._turns:  # of a shard that was started again
-            for name in self._followers:
+            return
+        places = {self._place(index) for index in message.squares}
+        if key in self._known and not any((*key, place) in self._turns for place in places):
+            for name in self._followers:  # of a shard that was started again
                 self._send(name, Scale(*key, self._known[key]))
-        else:
-            current = self._turns.setdefault((message.cohort, message.turn), _TurnNorm())
+            return
+        for place in sorted(places):
+            current = self._turns.setdefault((*key, place), _TurnNorm())
             current.squares.update(message.squares)
-            self._total(message.cohort, message.turn, current)
+            self._total(*key, place, current)
 
-    def _total(self, cohort: str, turn: int, current: _TurnNorm) -> None:
+    def _total(self, cohort: str, turn: int, place: int, current: _TurnNorm) -> None:
         """On the first shard: once every square is known, add them in slice order."""
-        if self._lead or not self._trained <= current.squares.keys():
+        if self._lead or not self._bounds[place].trained <= current.squares.keys():
             return
         square = total(current.squares)
         for name in self._followers:
@@ -110,6 +129,7 @@ class Clipping:
         self._known[cohort, turn] = square
         if len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
-        scale = scale_of(self._clip_norm, square)
-        for resume in self._turns.pop((cohort, turn), _TurnNorm()).resume:
-            resume(scale)
+        for place, bound in enumerate(self._bounds):  # a turn in which anybody has something is of one model
+            scale = scale_of(bound.clip_norm, square)
+            for resume in self._turns.pop((cohort, turn, place), _TurnNorm()).resume:
+                resume(scale)

@@ -14,7 +14,14 @@ from geomx.wire.messages import Push
 from geomx.wire.presence import is_absent
 
 TURN_BYTES = 16  # of each slice
+MOST_WEIGHT = 1e300  # of one contribution, so that sums are finite
 PLANES_LIMIT = 16
+
+
+def check_weight(push: Push) -> None:
+    """Raise `ProtocolError` for a contribution that weighs what none can."""
+    if not 0.0 <= push.weight <= MOST_WEIGHT:
+        raise ProtocolError(f"a push for slice {push.slice} weighs {push.weight}")
 
 
 def pack_layout(layout: Layout) -> torch.Tensor:

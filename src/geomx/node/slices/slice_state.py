@@ -4,6 +4,7 @@ The bytes are the weights (where there are any), then each *plane*, every one wi
 a plane is stands before a slash; planes without one are the optimizer's:
 
     worker/up.NAME    what the worker's own encoder holds back of its pushes (never travels)
+    worker/anchor     the weights to which it applies deltas, where the model has them in half precision (likewise)
     @SERVER/up.NAME   the same of a server above it;  @SERVER/down.NAME: of its encoder of updates
     @SERVER/anchor    the weights to which that server applies deltas, where those of the worker differ
     @SERVER/down.anchor  those that its children apply deltas to, where the worker's differ

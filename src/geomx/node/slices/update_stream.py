@@ -25,7 +25,7 @@ import msgspec
 import torch
 
 from geomx.codecs.contract import Codec
-from geomx.codecs.dense import Dense
+from geomx.codecs.dense import Exact
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
 from geomx.node.slices.blocks import decode_payload
@@ -33,17 +33,17 @@ from geomx.rounds.turn import OPEN_ROUNDS
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Kind, Push, Update
 
-DENSE = Dense()
+EXACT = Exact()
 
 
 def codec_for(slice_: Slice, kind: Kind, codec: Codec) -> Codec:
-    """Gradients, and what answers them, go through the edge's codec; what must arrive exactly goes dense."""
-    return codec if kind == "gradient" and slice_.role == "weight" else DENSE
+    """Gradients, and what answers them, go through the edge's codec; what must arrive exactly goes as it is."""
+    return codec if kind == "gradient" and slice_.role == "weight" else EXACT
 
 
 def codec_of(slice_: Slice, push: Push, codec: Codec) -> Codec:
-    """What a contribution goes through, likewise: what a node that leaves hands over goes dense."""
-    return DENSE if push.drains else codec_for(slice_, push.kind, codec)
+    """What a contribution goes through, likewise: what a node that leaves hands over goes as it is."""
+    return EXACT if push.drains else codec_for(slice_, push.kind, codec)
 
 
 def decoded(codec: Codec, slice_: Slice, origins: Iterable[str], payload: Any) -> torch.Tensor:
@@ -57,6 +57,11 @@ def decoded(codec: Codec, slice_: Slice, origins: Iterable[str], payload: Any) -
 def sets_weights(kind: Kind, cohort: str) -> bool:
     """Whether receivers go on from an update. A mean over everybody is for a checkpoint, and changes nothing."""
     return kind != "mean" or cohort != EVERYONE
+
+
+def _is_rounded(slice_: Slice, codec: Codec) -> bool:
+    """Whether a dense payload has another dtype than the slice."""
+    return bool(slice_.stored) and codec is not EXACT and codec.lossless
 
 
 Kept = TypeVar("Kept")
@@ -152,10 +157,12 @@ class UpdateEncoder:
     ) -> torch.Tensor:
         """The payload of an update."""
         codec = codec_for(slice_, kind, self.codec)
-        if codec is DENSE or not self.deltas:
+        if codec is EXACT or not self.deltas:
+            payload = codec.encode(slice_, turn, values)
             if self.deltas or self.remembers:
-                self.sent(slice_, kind, values.clone(), cohort)
-            return codec.encode(slice_, turn, values)
+                has = codec.decode(slice_, payload) if _is_rounded(slice_, codec) else values.clone()
+                self.sent(slice_, kind, has, cohort)
+            return payload
         anchor = self._anchors.get(slice_, cohort)
         assert anchor is not None  # weights come before gradients
         payload = codec.encode(slice_, turn, values - anchor)
@@ -182,10 +189,12 @@ class UpdateEncoder:
         self._anchors.put_back(slice_, anchors)
         self.versions.put_back(slice_, versions)
 
-    def held(self, slice_: Slice, cohort: str, payload: torch.Tensor) -> torch.Tensor:
+    def held(self, slice_: Slice, kind: Kind, cohort: str, payload: torch.Tensor) -> torch.Tensor:
         """What a joiner is sent as an `assign` after such an update: the slice's values."""
-        anchor = self._anchors.get(slice_, cohort)
-        return payload if anchor is None else anchor.view(torch.uint8)
+        values, codec = self._anchors.get(slice_, cohort), codec_for(slice_, kind, self.codec)
+        if values is None and _is_rounded(slice_, codec):
+            values = codec.decode(slice_, payload)
+        return payload if values is None else values.view(torch.uint8)
 
     def kept(self, slice_: Slice) -> dict[str, torch.Tensor]:
         """What a checkpoint keeps of this end, by name; the receivers keep the anchor."""
@@ -229,7 +238,7 @@ class UpdateDecoder:
             return [(update, payload)]
         key = slice_.index, update.cohort
         at = self._versions.of(slice_, update.cohort)
-        is_delta = self.deltas and codec_for(slice_, update.kind, self.codec) is not DENSE
+        is_delta = self.deltas and codec_for(slice_, update.kind, self.codec) is not EXACT
         if is_delta and update.base != at:
             early = self._early.setdefault(key, {})
             early[update.base] = update, payload
@@ -276,7 +285,7 @@ class UpdateDecoder:
         values = codec.decode(slice_, payload)
         if not self.deltas or slice_.role != "weight" or not sets_weights(kind, cohort):
             return values
-        if codec is not DENSE:
+        if codec is not EXACT:
             anchor = self._anchors.get(slice_, cohort)
             if anchor is None:
                 raise ProtocolError(f"slice {slice_.index}: a delta came before there were weights")

@@ -86,7 +86,7 @@ class Broadcast:
         self._aside = {}
         try:
             for slice_ in means:
-                packed = self._model_slices.gather(slice_, self._model_slices.tensor, weight).packed
+                packed = self._model_slices.gather(slice_, self._model_slices.exact, weight).packed
                 self._client.contribute(slice_.index, "mean", operation, weight, packed)
             for slice_ in firsts:
                 self._assign(operation, slice_, SliceState(), self._is_first, self._helps)
@@ -141,4 +141,4 @@ class Broadcast:
     def _source(self, slice_: Slice) -> Callable[[int], torch.Tensor]:
         if slice_.role == "ledger":
             return lambda _: torch.zeros(self._members, dtype=torch.int64)
-        return self._model_slices.tensor
+        return self._model_slices.exact

@@ -6,7 +6,7 @@ contribution until the update of that turn has arrived. Everything here runs on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -210,6 +210,23 @@ class CollectiveClient:
             self.port.wait(lambda: waited.isdisjoint(self.outstanding), lambda: self._whom(waited))
             self._renews = False
         self._end_moving()
+
+    def wait_for_any(self, groups: Sequence[Collection[int]]) -> list[int]:
+        """Return when all slices of one of the groups are answered: the places of those that are.
+
+        What the others have contributed to their turn was of none, and is not awaited any more.
+        """
+        self._check_open()
+
+        def answered() -> list[int]:
+            return [place for place, group in enumerate(groups) if self.outstanding.keys().isdisjoint(group)]
+
+        self.port.wait(lambda: bool(answered()), lambda: self._whom(set().union(*groups)))
+        found = answered()
+        for place, group in enumerate(groups):
+            for index in group if place not in found else ():
+                self.outstanding.pop(index, None)
+        return found
 
     def poll(self) -> None:
         """Hear what has come meanwhile; waits only where the run has gone on without this worker."""

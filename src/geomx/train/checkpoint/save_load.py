@@ -27,8 +27,9 @@ from geomx.train.checkpoint import residuals
 from geomx.train.checkpoint.file import Checkpoint, ParameterState
 from geomx.train.data.progress import Progress
 from geomx.train.model.fsdp import cut_like, held_of
-from geomx.train.model.model_slices import ModelSlices, write_flat
+from geomx.train.model.model_slices import ModelSlices, real, write_flat
 from geomx.train.optimizer import state as optimizer_state
+from geomx.train.optimizer.masters import MASTER
 from geomx.tree import EVERYONE, Tree
 from geomx.wire.messages import Place
 
@@ -129,7 +130,7 @@ def save(attached: AttachedModel, task: Task, place: Place) -> bool:
     live = _whole(attached, _saved(model_slices))
     served = attached.optimizer.on_server
     here = {} if served else attached.optimizer.current_state()
-    own = {parameter: _whole(attached, values) for parameter, values in here.items()}
+    own = {parameter: _whole(attached, _kept(attached, values)) for parameter, values in here.items()}
     if not task.writes:
         return True
     ahead = served and not attached.steps.lockstep
@@ -178,6 +179,8 @@ def load(attached: AttachedModel, path: Path, worker: str, tree: Tree, progress:
         for name, tensor in live.items():
             local, mine = held_of(tensor, checkpoint.model[name])
             local.copy_(mine)
+        for number, master in model_slices.masters.items():
+            master.copy_(model_slices.trained[number])
     keeps = attached.steps.lockstep and not model_slices.is_cut
     beside, above = residuals.path_of(path, worker), tree.ancestors(worker)
     kept = residuals.read(beside, model_slices, above) if keeps else {}
@@ -249,7 +252,7 @@ def _state_dict(attached: AttachedModel, path: Path, checkpoint: Checkpoint) -> 
     parameters = {attached.model_slices.name(n): p for n, p in attached.model_slices.trained.items()}
     return {
         "state": {
-            places[name]: state if on_server else _as_held(parameters[name], state)
+            places[name]: _as_held(parameters[name], state, on_server)
             for name, state in checkpoint.state.items()
         },
         "param_groups": restored,
@@ -264,13 +267,18 @@ def _like(live: Any, saved: Any) -> Any:
 
 
 def _saved(model_slices: ModelSlices) -> dict[str, torch.Tensor]:
-    """The live tensors that belong in a checkpoint: parameters and persistent buffers."""
+    """The live tensors that belong in a checkpoint: parameters and persistent buffers; complex ones as pairs."""
     return {
-        tensor.name: model_slices.tensor(number)
+        tensor.name: real(model_slices.tensor(number))
         for number, tensor in enumerate(model_slices.layout.tensors)
         if tensor.role in ("weight", "frozen")
         or (tensor.role == "buffer" and model_slices.is_persistent(number))
     }
+
+
+def _kept(attached: AttachedModel, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A parameter's state; where steps are local the model has the mean of all workers', and no master is of that."""
+    return {key: value for key, value in state.items() if not (attached.steps.local and key == MASTER)}
 
 
 def _whole(attached: AttachedModel, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,14 +289,17 @@ def _whole(attached: AttachedModel, tensors: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _as_held(parameter: torch.Tensor, state: ParameterState) -> ParameterState:
-    """An optimizer's state of a parameter, cut as that is."""
-    return {
-        key: cut_like(parameter, value)
-        if isinstance(value, torch.Tensor) and value.shape == parameter.shape
-        else value
-        for key, value in state.items()
-    }
+def _as_held(parameter: torch.Tensor, state: ParameterState, whole: bool) -> ParameterState:
+    """An optimizer's state of a parameter, which may be complex, and cut as that is unless it is to be `whole`."""
+
+    def of(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if parameter.is_complex() and value.shape == (*parameter.shape, 2):
+            return torch.view_as_complex(value)
+        return cut_like(parameter, value) if value.shape == parameter.shape and not whole else value
+
+    return {key: of(value) for key, value in state.items()}
 
 
 def _patched(
@@ -311,7 +322,13 @@ def _by_name(
     names: Mapping[int, str], states: Mapping[torch.Tensor, Mapping[str, Any]]
 ) -> dict[str, ParameterState]:
     """Of the parameters that have a state."""
-    return {names[id(parameter)]: dict(state) for parameter, state in states.items() if state}
+    return {
+        names[id(parameter)]: {
+            key: real(value) if isinstance(value, torch.Tensor) else value for key, value in state.items()
+        }
+        for parameter, state in states.items()
+        if state
+    }
 
 
 def _names(model_slices: ModelSlices) -> dict[int, str]:

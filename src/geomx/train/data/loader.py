@@ -86,20 +86,30 @@ class Share(Iterable[Any]):
         progress: Progress,
         train: bool | None,
         is_of_party: bool = False,
+        even: bool = False,
     ) -> None:
         self._batches = batches
-        self._is_of_party = is_of_party
+        self._is_of_party, self._wants_even = is_of_party, even
         self._of = of  # this worker's place, and how many there are, where some are absent
         self._sampler = sampler
         self._progress = progress
         self._train = train
 
+    @property
+    def batches(self) -> Iterable[Any]:
+        """What it is a share of: a `DataLoader` that draws this worker's part, or the iterable that was given."""
+        return self._batches
+
+    @property
+    def _even(self) -> bool:
+        return self._wants_even or self._progress.even
+
     def __len__(self) -> int:
         """The number of this worker's batches in a pass; raises `TypeError` if the loader has no length."""
         place, places = self._of(self._progress.absent)
         if self._sampler is None:
-            return share_length(self._batches, place, places, self._progress.even)
-        self._sampler.place, self._sampler.places, self._sampler.even = place, places, self._progress.even
+            return share_length(self._batches, place, places, self._even)
+        self._sampler.place, self._sampler.places, self._sampler.even = place, places, self._even
         assert isinstance(self._batches, Sized)
         return len(self._batches)
 
@@ -141,10 +151,10 @@ class Share(Iterable[Any]):
         """The batches of a pass that are left."""
         place, places = self._of(self._progress.absent)
         if self._sampler is None:
-            share = every_nth(self._batches, place, places, self._progress.even)
+            share = every_nth(self._batches, place, places, self._even)
             return itertools.islice(share, this.handed, None)
         self._sampler.place, self._sampler.places = place, places
-        self._sampler.epoch, self._sampler.even = this.epoch, self._progress.even
+        self._sampler.epoch, self._sampler.even = this.epoch, self._even
         self._sampler.skipped = this.handed
         return iter(self._batches)
 
@@ -165,7 +175,7 @@ class Shares:
             weakref.WeakKeyDictionary()
         )
 
-    def of(self, loader: Iterable[Any], over: str, train: bool | None) -> Share:
+    def of(self, loader: Iterable[Any], over: str, train: bool | None, even: bool = False) -> Share:
         """See `LiveRun.shard`."""
         if over not in self._among:
             raise Unsupported(
@@ -180,6 +190,7 @@ class Shares:
             progress=self._progress,
             train=train,
             is_of_party=over == "party",
+            even=even,
         )
 
     def _of(self, over: str, absent: bytes) -> tuple[int, int]:

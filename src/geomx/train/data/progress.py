@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import nn
 
 from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.data.loss import Loss
@@ -43,8 +42,8 @@ class PassModel(Protocol):
     """What passes over the data need of a model that is attached."""
 
     @property
-    def model(self) -> nn.Module:
-        """The user's own."""
+    def trains(self) -> bool:
+        """Whether it is in training mode."""
 
     @property
     def client(self) -> CollectiveClient:
@@ -83,6 +82,7 @@ class Progress:
         self.followed: Callable[[], None] = lambda: (
             None
         )  # is called where others take a step without this worker
+        self.joins: Callable[[], None] = lambda: None  # what was attached joins the run
         self.epoch = 0
         self.steps = 0
         self.is_amid = False  # a share has been read in part; see `LiveRun`
@@ -162,9 +162,10 @@ class Progress:
 
     def begin(self, train: bool | None) -> Pass:
         """A pass begins, behind the batches that it `handed` before. Whether it trains is found out, or as said."""
+        self.joins()
         attached, self.is_amid = self.attached, False
         if train is None:
-            train = torch.is_grad_enabled() and (attached is None or attached.model.training)
+            train = torch.is_grad_enabled() and (attached is None or attached.trains)
         if not train:
             return Pass(self.epoch, trains=False)
         self.catches_up = self.catches_up and self.is_behind

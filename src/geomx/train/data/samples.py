@@ -19,8 +19,7 @@ from geomx.train.settings import Settings
 class Samples:
     """Counts samples, and turns them into weights.
 
-    `total`: the sum of all weights so far; `seen`: the number of samples behind them. `accumulating`: what is given is
-    of one micro-batch of several.
+    `accumulating`: what is given is of one micro-batch of several.
     """
 
     def __init__(self, settings: Settings, members: int, party_members: int) -> None:
@@ -37,13 +36,39 @@ class Samples:
         self._counted = 0
         self._given: float | None = None  # outside of `run.accumulate()`, where the last call counts
         self._accumulated: float | None = None  # within it
+        self._latest: float | None = None  # what several steps of a model may have in common
+        self._settings, self._sizes = settings, (members, party_members)
+        self._models: list[Samples] = []
         self.accumulating = False
-        self.total = 0.0
-        self.seen = 0
+        self._total, self._seen = 0.0, 0
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights so far; of several models, of the first."""
+        return self._models[0].total if self._models else self._total
+
+    @total.setter
+    def total(self, weight: float) -> None:
+        for each in self._models or [self]:
+            each._total = weight
+
+    @property
+    def seen(self) -> int:
+        """The number of samples behind them."""
+        return self._models[0].seen if self._models else self._seen
+
+    def of_model(self) -> Samples:
+        """What is counted for one of several models, each of which may step once, or several times, with a batch."""
+        own = Samples(self._settings, *self._sizes)
+        own._latest, own._counted, own._given = math.nan, self._counted, self._given
+        self._models.append(own)
+        return own
 
     def count(self, samples: int) -> None:
         """A batch was handed to the training loop."""
         self._counted += samples
+        for model in self._models:
+            model.count(samples)
 
     @property
     def given(self) -> float:
@@ -55,6 +80,8 @@ class Samples:
         number = as_plain(weight)
         if not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
             raise Unsupported(f"run.weight({weight!r}): a weight is a finite number, 0 or more")
+        for model in self._models:
+            model.give(weight)
         if self.accumulating:
             self._accumulated = (self._accumulated or 0.0) + number
         else:
@@ -63,9 +90,10 @@ class Samples:
     def take(self) -> float:
         """The weight of the turn that pushes now; counting starts anew. Raises `WeightUnknown`."""
         weight = self._weight()
-        self.seen += self._counted or int(self.given)
+        self._seen += self._counted or int(self.given)
         self._counted, self._given, self._accumulated = 0, None, None
-        self.total += weight
+        self._total += weight
+        self._latest = None if self._latest is None else weight
         return weight
 
     def _weight(self) -> float:
@@ -75,6 +103,8 @@ class Samples:
             return self.share
         if self._counted:
             return float(self._counted)
+        if self._latest is not None and not math.isnan(self._latest):
+            return self._latest
         if self._alone:
             return 1.0
         if not self.seen:

@@ -19,7 +19,7 @@ from geomx.errors import NotFinite
 from geomx.layout import Layout, Slice
 from geomx.node.port import Port
 from geomx.node.slices.finite import LOOK, SKIP, found_in, is_watched, listed, remedy, skipped, when
-from geomx.train.model.model_slices import Gathered, is_statistic
+from geomx.train.model.model_slices import Gathered, is_statistic, real
 from geomx.train.settings import Settings
 
 GRADIENT = "the gradient of"
@@ -95,7 +95,7 @@ class FiniteOnly:
         """
         fine = list[int]()
         for number, gradient in gradients.items():
-            if math.isfinite(found := largest(gradient.detach())):
+            if math.isfinite(found := largest(real(gradient.detach()))):
                 fine.append(number)
             else:
                 name, word = self._layout.tensors[number].name, "NaN" if math.isnan(found) else "Inf"
@@ -131,6 +131,6 @@ class FiniteOnly:
             told = f"times its weight of {weight:g} reaches {room.beyond(found.value)},"
         elif weight != 1.0 and source is not None and not math.isnan(found.value):
             given = [source(part.tensor) for part in slice_.parts]
-            if all(x is None or math.isfinite(largest(x.detach())) for x in given):
+            if all(x is None or math.isfinite(largest(real(x.detach()))) for x in given):
                 told = f"times its weight of {weight:g} is more than {room.form} has room for"
         return f"{what} {found.names} {told} in {when(*self._at)}. {remedy(found.value, room.form)}"

@@ -3,14 +3,18 @@
 Order: the parameters as `model.named_parameters()` gives them (tied ones count once, under their first name), then
 the buffers, then the ledger. A parameter is trained (`weight`) if it requires a gradient and the optimizer has it; all
 others are `frozen`. Slices address *logical* elements, so a tensor in channels_last has the same slices as any other,
-and so has one of which this process holds a part (see `shards`): what is gathered and scattered is that part.
+and so has one of which this process holds a part (see `fsdp`): what is gathered and scattered is that part.
+
+A complex tensor is one of reals with another dimension. What is trained in half precision is float32 in the layout,
+which says how the model has it (`Tensor.stored`).
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +28,9 @@ from geomx.wire import presence
 
 LEDGER = "geomx.ledger"
 AVERAGED = ("float32", "float64")
+HALVES = (torch.bfloat16, torch.float16)
 STATISTICS = (
-    1  # the group of buffers that are running statistics; of other buffers, and by themselves in a slice
+    1  # the group of buffers that are running statistics is odd, and that of others even; a model has two
 )
 
 
@@ -57,7 +62,7 @@ class Gathered(NamedTuple):
 class ModelSlices:
     """A model's tensors by their number in the layout. `members`: how many elements the ledger has, 0: none.
 
-    `slice_elements`: 0 cuts the model into about so many `slices`.
+    `slice_elements`: 0 cuts the model into about so many `slices`. `models`: the names of several, each a submodule.
     """
 
     def __init__(
@@ -69,12 +74,15 @@ class ModelSlices:
         slice_elements: int,
         slices: int = SLICES_WANTED,
         size_bounds: tuple[int, ...] = (),
+        models: Sequence[str] = (),
     ) -> None:
         self._model = model
+        self._own: frozenset[int] | None = None  # of one model, its tensors; see `of_model`
         self._inventory = _inventory(model)
         group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
         self.parameters: list[nn.Parameter] = []
         self.hidden: dict[int, torch.Tensor] = {}  # the values of parameters that are `Pending`
+        self.masters: dict[int, torch.Tensor] = {}  # see `Masters`
         self._buffer_names: dict[int, str] = {}
         tensors: list[Tensor] = []
         for name, parameter in model.named_parameters():
@@ -84,8 +92,8 @@ class ModelSlices:
             self.parameters.append(parameter)
         for name, buffer in model.named_buffers():
             self._buffer_names[len(tensors)] = name
-            group = STATISTICS if _is_statistic(model, name) else 0
-            tensors.append(_described(plain_name(name), _real(buffer), "buffer", group))
+            group = 2 * _place_of(name, models) + (STATISTICS if _is_statistic(model, name) else 0)
+            tensors.append(_described(plain_name(name), buffer, "buffer", group))
         if members:
             tensors.append(Tensor(LEDGER, (members,), "int64", role="ledger"))
         largest = slice_elements or automatic_slice_elements(tuple(tensors), slices)
@@ -102,9 +110,24 @@ class ModelSlices:
         """How many numbers are trained."""
         return sum(parameter.numel() for parameter in self.trained.values())
 
+    def of_model(self, name: str) -> ModelSlices:
+        """The same of one model of several: what is trained of it, and its buffers."""
+        own = copy.copy(self)
+        own._own = frozenset(
+            number
+            for number, tensor in enumerate(self.layout.tensors)
+            if tensor.name.startswith(f"{name}.") or tensor.role == "ledger"
+        )
+        own.trained = {number: parameter for number, parameter in self.trained.items() if number in own._own}
+        return own
+
     def slices(self, *roles: Role) -> list[Slice]:
         """The slices of these roles, in order."""
-        return [slice_ for slice_ in self.layout.slices if slice_.role in roles]
+        return [
+            slice_
+            for slice_ in self.layout.slices
+            if slice_.role in roles and (self._own is None or slice_.parts[0].tensor in self._own)
+        ]
 
     def floating_buffers(self) -> list[Slice]:
         """The slices of buffers that have a mean."""
@@ -118,12 +141,21 @@ class ModelSlices:
         return self.layout.tensors[number].name
 
     def tensor(self, number: int) -> torch.Tensor:
-        """The live tensor with this number (a complex buffer as a real one with another dimension)."""
+        """The live tensor with this number."""
         if number in self.hidden:
             return self.hidden[number]
         if number < len(self.parameters):
             return self.parameters[number]
-        return _real(self._model.get_buffer(self._buffer_names[number]))
+        return self._model.get_buffer(self._buffer_names[number])
+
+    def keep_masters(self) -> None:
+        """From now on this process has what is trained in half precision in float32 as well."""
+        halves = [number for number in self.trained if self.layout.tensors[number].stored]
+        self.masters = {number: self.trained[number].detach().float() for number in halves}
+
+    def exact(self, number: int) -> torch.Tensor:
+        """Its values as exactly as this process has them."""
+        return self.masters[number] if number in self.masters else self.tensor(number)
 
     def is_persistent(self, number: int) -> bool:
         """Whether a buffer belongs in a checkpoint."""
@@ -188,7 +220,7 @@ class ModelSlices:
                     continue
                 target = target[start : start + flat.numel()]
                 if dtype_name(target.dtype) in AVERAGED:
-                    largest.append(scaled(flat, weight, target))
+                    largest.append(scaled(flat.to(target.dtype), weight, target))
                 else:
                     target.copy_(flat)
         return Gathered(values, present, largest_of(largest))
@@ -196,24 +228,27 @@ class ModelSlices:
     def scatter(self, slice_: Slice, values: torch.Tensor) -> None:
         """Give the live tensors of a slice its `values` (flat)."""
         for part in slice_.parts:
-            write_flat(self.tensor(part.tensor), part, values[part.offset : part.offset + part.elements])
+            own = values[part.offset : part.offset + part.elements]
+            write_flat(self.tensor(part.tensor), part, own)
+            if part.tensor in self.masters:
+                write_flat(self.masters[part.tensor], part, own)
 
 
 def is_statistic(slice_: Slice) -> bool:
     """Whether a slice is of what normalizations keep of what they have seen."""
-    return slice_.role == "buffer" and slice_.group == STATISTICS
+    return slice_.role == "buffer" and slice_.group % 2 == STATISTICS
 
 
 def overlap(tensor: torch.Tensor, part: Part) -> tuple[int, int]:
     """Which logical elements [start, stop) of a part this process holds."""
-    local, before = held(tensor)
+    local, before = _real_held(tensor)
     start = max(part.start, before)
     return start, max(start, min(part.stop, before + local.numel()))
 
 
 def write_flat(tensor: torch.Tensor, part: Part, values: torch.Tensor) -> None:
     """Write elements [part.start, part.stop) of a tensor, in logical order, in place; of a cut one those held here."""
-    local, before = held(tensor)
+    local, before = _real_held(tensor)
     start, stop = overlap(tensor, part)
     if start == stop:
         return
@@ -230,7 +265,7 @@ def _cut_out(tensor: torch.Tensor | None, part: Part) -> tuple[torch.Tensor, int
     """What is here of a part (flat), and where in the part it begins; None where nothing is."""
     if tensor is None:
         return None
-    local, before = held(tensor.detach())
+    local, before = _real_held(tensor.detach())
     start, stop = overlap(tensor, part)
     return (local.reshape(-1)[start - before : stop - before], start - part.start) if start < stop else None
 
@@ -259,8 +294,20 @@ def _inventory(model: nn.Module) -> set[tuple[Any, ...]]:
     return parameters | {(plain_name(n), 0, b.shape, b.dtype) for n, b in model.named_buffers()}
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor: of a complex one its pairs, in the same memory."""
+    with torch.no_grad():
+        return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _real_held(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    local, before = held(tensor)
+    return real(local), before
+
+
+def _place_of(tensor: str, models: Sequence[str]) -> int:
+    """The place of the model that a tensor belongs to."""
+    return models.index(tensor.partition(".")[0]) if models else 0
 
 
 def _is_statistic(model: nn.Module, buffer: str) -> bool:
@@ -272,4 +319,9 @@ def _is_statistic(model: nn.Module, buffer: str) -> bool:
 
 
 def _described(name: str, tensor: torch.Tensor, role: Role, group: int = 0) -> Tensor:
-    return Tensor(name, tuple(tensor.shape), dtype_name(tensor.dtype), group, role)
+    tensor = real(tensor)
+    dtype = dtype_name(tensor.dtype)
+    is_half = role in ("weight", "buffer") and tensor.dtype in HALVES
+    return Tensor(
+        name, tuple(tensor.shape), "float32" if is_half else dtype, group, role, dtype if is_half else ""
+    )

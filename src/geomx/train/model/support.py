@@ -13,9 +13,9 @@ from geomx.errors import Unsupported
 from geomx.layout import ITEM_BYTES, Tensor
 from geomx.optim import ELEMENTWISE
 from geomx.train.model.fsdp import check_cut, held, is_cut
-from geomx.train.model.model_slices import dtype_name, plain_name
+from geomx.train.model.model_slices import HALVES, dtype_name, plain_name, real
 
-TRAINED = (torch.float32, torch.float64)
+TRAINED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
 _SERVED = {getattr(torch.optim, name): name for name in ELEMENTWISE}
 
 
@@ -35,15 +35,19 @@ def rule_of(optimizer: torch.optim.Optimizer) -> str | None:
     return _SERVED.get(type(optimizer))
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, on_server: bool) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer, on_server: bool, is_local: bool) -> None:
     """Raise `Unsupported` for an optimizer that can run in neither place, or not where it would."""
     kind = type(optimizer)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if issubclass(kind, torch.optim.LBFGS):
+    if issubclass(kind, torch.optim.LBFGS) and not is_local:
         raise Unsupported(
-            f"{name} evaluates the model several times in a step, and each would be a round over the WAN; "
-            "use SGD, Adam or another optimizer that needs one gradient a step"
+            f"{name} evaluates the model several times in a step, and each would be a round over the WAN; use SGD, "
+            'Adam or another that needs one gradient a step, or a policy of local steps, such as "diloco"'
         )
+    if issubclass(kind, torch.optim.LBFGS) and any(
+        p.dtype in HALVES for g in optimizer.param_groups for p in g["params"]
+    ):
+        raise Unsupported(f"{name} in half precision: keep the parameters in float32")
     if issubclass(kind, torch.optim.SparseAdam):
         raise Unsupported(f"{name} needs sparse gradients, which are not supported; use torch.optim.Adam")
     for group in optimizer.param_groups:
@@ -97,9 +101,9 @@ def check_model(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: int) 
                 f"{name} is trained, but not sharded as others are: nobody would reduce its gradient; call "
                 "fully_shard on the root module, too, or freeze it"
             )
-        _check_tensor(name, held(parameter)[0], id(parameter) in trained)
+        _check_tensor(name, held(parameter)[0], id(parameter) in trained, is_cut(parameter))
     for name, buffer in model.named_buffers():
-        _check_tensor(plain_name(name), torch.view_as_real(buffer) if buffer.is_complex() else buffer, False)
+        _check_tensor(plain_name(name), buffer, False)
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             _check_embedding(plain_name(name) or "the embedding", module)
@@ -114,11 +118,13 @@ def check_gradient(tensor: Tensor, gradient: torch.Tensor) -> None:
         raise Unsupported(
             f"the gradient of {tensor.name} is {gradient.layout}: only dense gradients are supported"
         )
+    gradient = real(gradient)
     dtype, shape = dtype_name(gradient.dtype), tuple(gradient.shape)
-    if (dtype, shape) != (tensor.dtype, tensor.shape):
+    if (dtype, shape) != (tensor.stored or tensor.dtype, tensor.shape):
         raise Unsupported(
-            f"{tensor.name} was {tensor.dtype} {tensor.shape} at attach(), and its gradient is {dtype} {shape}; change "
-            "a model before attach(), and compute in half precision with torch.autocast(..., dtype=torch.bfloat16)"
+            f"{tensor.name} was {tensor.stored or tensor.dtype} {tensor.shape} at attach(), and its gradient is "
+            f"{dtype} {shape}; change a model before attach(), and compute in half precision with "
+            "torch.autocast(..., dtype=torch.bfloat16)"
         )
 
 
@@ -157,7 +163,8 @@ def _check_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             if id(parameter) not in known:
                 raise Unsupported(
                     f"parameter {place} of the optimizer's group {number} is not in the model; if it belongs to a "
-                    "second model, attach both as one: torch.nn.ModuleDict({'first': ..., 'second': ...})"
+                    "second model, attach each with an optimizer of its own and a name, or both as one "
+                    "torch.nn.ModuleDict"
                 )
 
 
@@ -191,7 +198,7 @@ def _extent(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _check_tensor(name: str, tensor: torch.Tensor, trained: bool) -> None:
+def _check_tensor(name: str, tensor: torch.Tensor, trained: bool, is_cut_: bool = False) -> None:
     if torch.nn.parameter.is_lazy(tensor):
         raise Unsupported(f"{name} has no shape yet: run one forward of the lazy modules before attach()")
     if tensor.is_meta:
@@ -206,10 +213,14 @@ def _check_tensor(name: str, tensor: torch.Tensor, trained: bool) -> None:
         )
     if trained and tensor.dtype not in TRAINED:
         raise Unsupported(
-            f"{name} is trained in {dtype_name(tensor.dtype)}; keep the parameters in float32 (or float64) and compute "
-            "in half precision with torch.autocast(..., dtype=torch.bfloat16)"
+            f"{name} is trained in {dtype_name(tensor.dtype)}; keep the parameters in bfloat16 or wider, or freeze it"
         )
-    if dtype_name(tensor.dtype) not in ITEM_BYTES:
+    if trained and is_cut_ and tensor.dtype in HALVES:
+        raise Unsupported(
+            f"{name} is sharded by fully_shard in {dtype_name(tensor.dtype)}; keep it in float32, and compute in half "
+            "precision with MixedPrecisionPolicy(param_dtype=torch.bfloat16)"
+        )
+    if dtype_name(real(tensor).dtype) not in ITEM_BYTES:
         raise Unsupported(
             f"{name} has dtype {dtype_name(tensor.dtype)}; supported are {', '.join(ITEM_BYTES)}"
         )

@@ -17,6 +17,7 @@ from geomx.node.port import Arrived
 from geomx.optim.clip import scale_of, square_sum, total
 from geomx.optim.hyper import plain_values, sender_of
 from geomx.train.model.model_slices import ModelSlices, overlap, write_flat
+from geomx.train.optimizer.masters import Masters
 from geomx.wire import presence
 from geomx.wire.messages import Hyperparameters
 
@@ -48,12 +49,14 @@ class OptimizerPlacement(Protocol):
 
 
 class OnServer:
-    """The global servers run `rule`."""
+    """The global servers run `rule`. `first_group`: the number of its first group among those of all models."""
 
     on_server = True
 
-    def __init__(self, model_slices: ModelSlices, optimizer: torch.optim.Optimizer, rule: str) -> None:
-        self._model_slices = model_slices
+    def __init__(
+        self, model_slices: ModelSlices, optimizer: torch.optim.Optimizer, rule: str, first_group: int = 0
+    ) -> None:
+        self._model_slices, self._first_group = model_slices, first_group
         self._optimizer = optimizer
         self._sender = sender_of(rule)
 
@@ -63,7 +66,7 @@ class OnServer:
         return self._optimizer.param_groups
 
     def hyper(self, group: int) -> Hyperparameters:
-        return self._sender.send(self.groups[group])
+        return self._sender.send(self.groups[group - self._first_group])
 
     def idle_hyper(self, group: int) -> Hyperparameters | None:
         return None
@@ -82,16 +85,21 @@ class OnWorkers:
     on_server = False
 
     def __init__(
-        self, model_slices: ModelSlices, optimizer: torch.optim.Optimizer, clip_norm: float | None
+        self,
+        model_slices: ModelSlices,
+        optimizer: torch.optim.Optimizer,
+        masters: Masters,
+        clip_norm: float | None,
+        first_group: int = 0,
     ) -> None:
-        self._model_slices = model_slices
-        self._optimizer = optimizer
+        self._model_slices, self._first_group = model_slices, first_group
+        self._optimizer, self._masters = optimizer, masters
         self._clip_norm = clip_norm
         self._means: dict[int, _Mean] = {}
 
     def hyper(self, group: int) -> Hyperparameters:
         """What can be compared of a group: workers that differ get a typed error."""
-        return plain_values(self._optimizer.param_groups[group])
+        return plain_values(self._optimizer.param_groups[group - self._first_group])
 
     def idle_hyper(self, group: int) -> Hyperparameters | None:
         """Its own optimizer steps in an idle turn, too, so its hyper-parameters must fit those of the others."""
@@ -124,7 +132,7 @@ class OnWorkers:
             for parameter in trained:
                 parameter.grad = None
         self._write_means(self._scale())
-        self._optimizer.step()
+        self._masters.step_as_is()
         if idle:
             for parameter, gradient in zip(trained, own, strict=True):
                 parameter.grad = gradient
@@ -138,7 +146,7 @@ class OnWorkers:
     def _write_means(self, scale: float) -> None:
         for _, mean in sorted(self._means.items()):
             for part, values in mean.parts:
-                parameter = self._model_slices.trained[part.tensor]
+                parameter = self._masters.of(part.tensor)
                 if values is None:
                     parameter.grad = None
                     continue

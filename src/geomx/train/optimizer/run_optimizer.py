@@ -7,15 +7,17 @@ after `attach`, changes what is sent. While the optimizer runs on the global ser
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from geomx.errors import Unsupported
 from geomx.train.calls.broadcast import Broadcast
-from geomx.train.model.model_slices import ModelSlices
+from geomx.train.model.model_slices import HALVES, ModelSlices
 from geomx.train.optimizer import state as optimizer_state
+from geomx.train.optimizer.masters import Masters
 from geomx.train.steps.contract import Steps
 
 _STATE_HOOKS = (
@@ -25,6 +27,16 @@ _STATE_HOOKS = (
     "_optimizer_load_state_dict_post_hooks",
 )
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+class _Joined(NamedTuple):
+    """What an optimizer has to do with, once its model is in the run; see `RunOptimizer.joins`."""
+
+    model_slices: ModelSlices
+    steps: Steps
+    broadcast: Broadcast
+    masters: Masters | None
+    skips_steps: bool
 
 
 class RunOptimizer(torch.optim.Optimizer):
@@ -41,15 +53,9 @@ class RunOptimizer(torch.optim.Optimizer):
         self,
         inner: torch.optim.Optimizer,
         on_server: bool,
-        model_slices: ModelSlices,
-        steps: Steps,
-        broadcast: Broadcast,
-        skips_steps: bool = False,
+        join: Callable[[], None],
     ) -> None:
-        """`inner`: the user's optimizer. `on_server`: whether the global servers run it, or this worker does.
-
-        `skips_steps`: a worker whose gradients are not finite counts nothing in that step.
-        """
+        """`inner`: the user's optimizer. `on_server`: whether the global servers run it. `join`: has it join."""
         shared = _STATE_HOOKS + _STEP_HOOKS if on_server else _STATE_HOOKS
         self.__setstate__(
             {
@@ -59,12 +65,35 @@ class RunOptimizer(torch.optim.Optimizer):
                 **{name: getattr(inner, name) for name in shared},
             }
         )
-        self._inner = inner
-        self._on_server = on_server
-        self._steps = steps
-        self._model_slices = model_slices
-        self._broadcast = broadcast
-        self._skips_steps = skips_steps
+        self._inner, self._on_server, self._join = inner, on_server, join
+        self._joined: _Joined | None = None
+
+    def joins(
+        self,
+        model_slices: ModelSlices,
+        steps: Steps,
+        broadcast: Broadcast,
+        masters: Masters | None,
+        skips_steps: bool,
+    ) -> None:
+        """Its model is in the run. `masters`: with which this worker runs it.
+
+        `skips_steps`: a worker whose gradients are not finite counts nothing in that step.
+        """
+        self._joined = _Joined(model_slices, steps, broadcast, masters, skips_steps)
+
+    def stay_here(self) -> None:
+        """Have this worker run it after all, as those of other models."""
+        self._on_server = False
+        for name in _STEP_HOOKS:  # the user's own optimizer calls them
+            setattr(self, name, OrderedDict())
+
+    @property
+    def _run(self) -> _Joined:
+        if self._joined is None:
+            self._join()
+        assert self._joined is not None  # or that has raised
+        return self._joined
 
     @property
     def on_server(self) -> bool:
@@ -77,7 +106,8 @@ class RunOptimizer(torch.optim.Optimizer):
         Returns when the new weights are in the model; with `overlap="forward"`, at once.
 
         Args:
-            closure: Computes the loss and its gradients; called once.
+            closure: Computes the loss and its gradients; called once, or with local steps as often as your optimizer
+                does.
 
         Returns:
             What `closure` returned; None without one.
@@ -92,17 +122,20 @@ class RunOptimizer(torch.optim.Optimizer):
         if hasattr(self, "found_inf"):
             self._unscale()
         loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._steps.step()
+        if closure is not None and self._run.steps.local:
+            loss = self._run.steps.step(closure)
+        else:
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self._run.steps.step()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # what a scheduler made before attach looks at
-        self._steps.between()
+        self._run.steps.between()
         return loss
 
     def _unscale(self) -> None:
         """Divide gradients by the scale of the GradScaler that calls `step`. What overflowed is found as always."""
-        if not self._skips_steps:
+        if not self._run.skips_steps:
             raise Unsupported(
                 "torch.amp.GradScaler skips steps whose gradients overflow, but workers must step together. Set "
                 'run.on_nonfinite = "skip" and worker.push_at = "step": then only that worker is left out of the step. '
@@ -138,8 +171,9 @@ class RunOptimizer(torch.optim.Optimizer):
                 optimizer runs on the global servers: use `run.save`.
         """
         self._check_whole("state_dict()")
-        if not self._on_server:
-            return self._inner.state_dict()
+        if self._run.masters is not None:
+            with self._run.masters.in_place():
+                return self._inner.state_dict()
         self._inner.state.update(self.current_state())
         try:
             return self._inner.state_dict()
@@ -148,11 +182,11 @@ class RunOptimizer(torch.optim.Optimizer):
 
     def current_state(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
         """Each parameter's state, fetched from the global servers if it lives there."""
-        if not self._on_server:
-            return self._inner.state
-        self._steps.require_quiescent("optimizer.state_dict()")
+        if self._run.masters is not None:
+            return self._run.masters.state()
+        self._run.steps.require_quiescent("optimizer.state_dict()")
         return optimizer_state.assemble(
-            self._model_slices, self._broadcast.fetch(self._model_slices.slices("weight"))
+            self._run.model_slices, self._run.broadcast.fetch(self._run.model_slices.slices("weight"))
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -165,21 +199,29 @@ class RunOptimizer(torch.optim.Optimizer):
             Unsupported: As `state_dict()` does.
         """
         self._check_whole("load_state_dict()")
-        self._steps.require_quiescent("load_state_dict()")
+        self._run.steps.require_quiescent("load_state_dict()")
         states = self.adopt(state_dict)
         if states is not None:
-            self._broadcast.assign("load_state_dict()", self._model_slices.slices("weight"), states)
+            self._run.broadcast.assign("load_state_dict()", self._run.model_slices.slices("weight"), states)
 
     def adopt(self, state_dict: dict[str, Any]) -> dict[int, Any] | None:
         """Take over hyper-parameters, and the state here; returns the state that belongs to the servers."""
-        self._inner.load_state_dict(state_dict)
+        if self._run.masters is not None:
+            self._run.masters.load(state_dict)
+        else:
+            self._inner.load_state_dict(state_dict)
+            places = zip(state_dict["param_groups"], self._inner.param_groups, strict=True)
+            for saved, group in places:  # which torch has rounded to the parameter's dtype
+                for place, parameter in zip(saved["params"], group["params"], strict=True):
+                    if parameter.dtype in HALVES and place in state_dict["state"]:
+                        self._inner.state[parameter] = dict(state_dict["state"][place])
         self.param_groups = self._inner.param_groups
-        states = self.take_state() if self._on_server else None
+        states = self.take_state() if self.on_server else None
         self.state = self._inner.state
         return states
 
     def _check_whole(self, method: str) -> None:
-        if self._on_server and self._model_slices.is_cut:
+        if self.on_server and self._run.model_slices.is_cut:
             raise Unsupported(
                 f"optimizer.{method} has whole parameters, and those of this model are sharded by fully_shard; use "
                 "run.save() and run.load()"
@@ -187,7 +229,7 @@ class RunOptimizer(torch.optim.Optimizer):
 
     def take_state(self) -> dict[int, Any]:
         """The state that the user's optimizer holds here, slice by slice; it is the servers' from now on."""
-        states = optimizer_state.divide(self._model_slices, self._inner.state)
+        states = optimizer_state.divide(self._run.model_slices, self._inner.state)
         self._inner.state.clear()
         return states
 
@@ -198,5 +240,5 @@ class RunOptimizer(torch.optim.Optimizer):
         )
 
     def __repr__(self) -> str:
-        where = "the global servers" if self._on_server else "this worker"
+        where = "the global servers" if self.on_server else "this worker"
         return f"{self._inner!r} on {where}"

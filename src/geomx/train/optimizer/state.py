@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from geomx.layout import Part
+from geomx.layout import Slice
 from geomx.node.slices.slice_state import optimizers
 from geomx.optim import state as slice_state
 from geomx.optim.contract import SliceState
 from geomx.train.model.fsdp import is_cut
-from geomx.train.model.model_slices import ModelSlices, write_flat
+from geomx.train.model.model_slices import ModelSlices, real, write_flat
 
 _NUMBERS = (
     "step",
@@ -37,33 +37,35 @@ def assemble(
                 if value.dim() == 0:
                     kept[key] = value
                 else:
-                    write_flat(kept.setdefault(key, _empty(parameter)), part, value)
+                    write_flat(kept.setdefault(key, _empty(parameter, slice_)), part, value)
     return whole
 
 
-def _empty(parameter: torch.Tensor) -> torch.Tensor:
+def _empty(parameter: torch.Tensor, slice_: Slice) -> torch.Tensor:
     """Room for a value of each element; on the CPU where no process holds them all."""
+    dtype = getattr(torch, slice_.dtype) if slice_.stored else parameter.dtype
     if is_cut(parameter):
-        return torch.empty(parameter.shape, dtype=parameter.dtype)
-    return torch.empty_like(parameter)
+        return torch.empty(parameter.shape, dtype=dtype)
+    return torch.empty_like(parameter, dtype=dtype)
 
 
 def divide(
     model_slices: ModelSlices, whole: Mapping[torch.Tensor, Mapping[str, Any]]
 ) -> dict[int, SliceState]:
     """The inverse: slice -> its state, on the CPU."""
+
+    def cut(slice_: Slice, start: int, stop: int, tensor: int) -> dict[str, torch.Tensor | float | None]:
+        dtype = getattr(torch, slice_.dtype)
+        return {
+            key: real(value.detach()).reshape(-1)[start:stop].to("cpu", dtype)
+            if isinstance(value, torch.Tensor) and key not in _NUMBERS
+            else value
+            for key, value in whole.get(model_slices.trained[tensor], {}).items()
+        }
+
     return {
         slice_.index: slice_state.pack(
-            slice_, [_cut(whole.get(model_slices.trained[part.tensor], {}), part) for part in slice_.parts]
+            slice_, [cut(slice_, part.start, part.stop, part.tensor) for part in slice_.parts]
         )
         for slice_ in model_slices.slices("weight")
-    }
-
-
-def _cut(state: Mapping[str, Any], part: Part) -> dict[str, torch.Tensor | float | None]:
-    return {
-        key: value.detach().reshape(-1)[part.start : part.stop].cpu()
-        if isinstance(value, torch.Tensor) and key not in _NUMBERS
-        else value
-        for key, value in state.items()
     }

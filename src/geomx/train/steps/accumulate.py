@@ -15,7 +15,7 @@ from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.sync.contract import AccumulateStep
-from geomx.train.calls.collective_client import STEP, Packed
+from geomx.train.calls.collective_client import Packed
 from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
@@ -23,7 +23,7 @@ from geomx.train.model.model_slices import ModelSlices, nothing
 from geomx.train.model.support import check_gradient
 from geomx.train.optimizer.placement import OnServer
 from geomx.train.party.intra_party import ThroughServer
-from geomx.train.steps.contract import Steps, clip_own
+from geomx.train.steps.contract import Closure, Steps, clip_own
 from geomx.train.steps.ledger import Ledger
 from geomx.wire.messages import Place
 
@@ -57,7 +57,7 @@ class AccumulateSteps(Steps):
         super().hook()
         self._take_in()  # of a run that had begun
 
-    def step(self) -> None:
+    def step(self, closure: Closure | None = None) -> None:
         self._check_accumulation()
         with self._timeline.step(self.turn):
             self._guard.check()
@@ -115,11 +115,14 @@ class AccumulateSteps(Steps):
         with torch.no_grad():
             for number in allowed:
                 parameter, gradient = self._model_slices.trained[number], gradients[number]
+                exact = self._model_slices.exact(number)
                 if number in self._sums:
                     self._sums[number].add_(gradient)
                 else:
-                    self._sums[number] = gradient.detach().clone()
-                parameter.add_(gradient, alpha=rates[id(parameter)])
+                    self._sums[number] = gradient.detach().to(exact.dtype, copy=True)
+                exact.add_(gradient, alpha=rates[id(parameter)])
+                if exact is not parameter:
+                    parameter.copy_(exact)
         self._note_step(self._samples.seen - seen)
 
     def _follow(self, plan: AccumulateStep, before: Place) -> None:
@@ -145,7 +148,7 @@ class AccumulateSteps(Steps):
             self._client.contribute(
                 slice_.index,
                 "gradient",
-                STEP,
+                self._operation,
                 1.0,
                 made.packed,
                 cohort=self._cohort,
@@ -156,7 +159,7 @@ class AccumulateSteps(Steps):
             )
         if sums:
             self._sums = {}
-            self._ledger.count(self._cohort)
+            self._ledger.count(self._cohort, self._operation)
         self._client.next_turn(self._cohort)
 
     def reassigned(self, slice_: Slice, weights: torch.Tensor) -> None:

@@ -7,15 +7,16 @@ weights are averaged now and then. `accumulate.py`: gradients add up before they
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
-from geomx.train.calls.collective_client import STEP, Packed
+from geomx.train.calls.collective_client import Packed
 from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
@@ -24,6 +25,8 @@ from geomx.train.party.intra_party import ThroughServer
 from geomx.train.steps.ledger import Ledger
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Update
+
+Closure = Callable[[], Any]
 
 
 class Steps(ABC):
@@ -53,15 +56,29 @@ class Steps(ABC):
         self._trained = model_slices.slices("weight")
         self._accumulating = False
         self.steps = 0  # of this worker, so far
-        self._planned = 0  # steps of the policy that lie behind us, those without data too
+        self._operation, self._planned_by = context.operation, context.planned
         self.ended = False  # this worker is at the end of its data
         self._over = 0  # passes over the data that all in this worker's cohort have ended, by the last answer
+
+    @property
+    def _planned(self) -> int:
+        """Steps of the policy that lie behind us, those without data too."""
+        return self._planned_by.steps
+
+    @_planned.setter
+    def _planned(self, steps: int) -> None:
+        self._planned_by.steps = steps
+
+    @property
+    def own(self) -> set[int]:
+        """The slices of its model that change."""
+        return {slice_.index for slice_ in self._model_slices.slices("weight", "buffer")}
 
     # -- for each kind to answer ------------------------------------------------------------------------------
 
     @abstractmethod
-    def step(self) -> None:
-        """One step of the training loop."""
+    def step(self, closure: Closure | None = None) -> Any:
+        """One step of the training loop. `closure`: what makes the gradients of local steps; returns what it has."""
 
     @abstractmethod
     def _idle(self) -> None:
@@ -148,7 +165,7 @@ class Steps(ABC):
     def hand_over(self) -> None:
         """This worker leaves early: give up what it has not shared, without waiting for anybody."""
         for slice_, weight, packed in self._unshared():
-            self._client.hand_over(slice_.index, STEP, weight, packed)
+            self._client.hand_over(slice_.index, self._operation, weight, packed)
 
     def _unshared(self) -> Iterator[tuple[Slice, float, Packed]]:
         """Of every trained slice: what its codec holds back goes with it. Steps that are shared leave nothing else."""

@@ -24,7 +24,6 @@ from geomx.errors import Disagreement, GradientEdited, Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.sync.contract import GradientStep
-from geomx.train.calls.collective_client import STEP
 from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
@@ -32,11 +31,11 @@ from geomx.train.model.model_slices import ModelSlices
 from geomx.train.model.support import check_gradient
 from geomx.train.optimizer.placement import OptimizerPlacement
 from geomx.train.party.intra_party import ThroughServer
-from geomx.train.steps.contract import Steps
+from geomx.train.steps.contract import Closure, Steps
 from geomx.train.steps.ledger import Ledger
 from geomx.train.steps.pending import PendingWeights
 from geomx.train.steps.timeline import BACKWARD
-from geomx.wire.messages import Hyperparameters, Reading
+from geomx.wire.messages import NOTHING, Hyperparameters, Reading
 
 
 @dataclass(slots=True)
@@ -128,7 +127,7 @@ class GradientSteps(Steps):
         with super().accumulate():
             yield
 
-    def step(self) -> None:
+    def step(self, closure: Closure | None = None) -> None:
         """Push what has not been pushed yet, and take in the answers (with overlap: begin to)."""
         self._check_accumulation()
         self._timeline.end(BACKWARD, turn=self.turn)
@@ -138,7 +137,7 @@ class GradientSteps(Steps):
             self._check_gradients(turn)
             self._check_hypers(turn)
             self._push(turn, [slice_ for slice_ in self._trained if slice_.index not in turn.pushed])
-            self._close(turn.samples)
+            self._close(turn.samples, self._operation)
             self._progress.taken()
             if self._settings.overlap == "forward" and not self._intra_party.in_lockstep:
                 self._pending.begin()
@@ -160,17 +159,29 @@ class GradientSteps(Steps):
         return self._opened is not None
 
     def _idle(self) -> None:
+        self.contribute_nothing(self._operation)
+        self.next_turn(self._operation)
+        self._client.wait(renews=True)
+        self.end_idle()
+
+    def contribute_nothing(self, operation: str = NOTHING) -> None:
+        """Take part without data."""
         loss = self._party_loss(0.0, None)
         for slice_, weight, packed in self._intra_party.contributions(self._trained, lambda _: None, 0.0):
             hyper = self._placement.idle_hyper(slice_.group)
             self._client.contribute(
-                slice_.index, "gradient", STEP, weight, packed,
+                slice_.index, "gradient", operation, weight, packed,
                 cohort=self._cohort, step=self._planned, hyper=hyper, reading=self._behind_this,
                 relative_loss=loss,
             )  # fmt: skip
-        self._close(0)
         self._others_weigh = 0.0
-        self._client.wait(renews=True)
+
+    def next_turn(self, operation: str = NOTHING) -> None:
+        """Behind everything that has been contributed without data."""
+        self._close(0, operation)
+
+    def end_idle(self) -> None:
+        """What was contributed without data has been answered."""
         self._placement.finish(idle=True)
         self._guard.stepped()
         if self._others_weigh:
@@ -216,14 +227,14 @@ class GradientSteps(Steps):
                 turn.hypers[slice_.group] = self._placement.hyper(slice_.group)
             turn.pushed.add(slice_.index)
             self._client.contribute(
-                slice_.index, "gradient", STEP, weight, packed,
+                slice_.index, "gradient", self._operation, weight, packed,
                 cohort=self._cohort, step=self._planned, hyper=turn.hypers[slice_.group], reading=turn.reading,
                 relative_loss=turn.relative_loss,
             )  # fmt: skip
 
-    def _close(self, samples: int) -> None:
+    def _close(self, samples: int, operation: str) -> None:
         """Everything has been pushed but the ledger."""
-        self._ledger.count(self._cohort)
+        self._ledger.count(self._cohort, operation)
         self._note_step(samples)
         self._finite.end()
         self._opened = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from geomx.layout import Slice
-from geomx.train.calls.collective_client import STEP, CollectiveClient
+from geomx.train.calls.collective_client import CollectiveClient
 
 
 class Ledger:
@@ -20,8 +20,8 @@ class Ledger:
         self.values: torch.Tensor | None = None  # for each worker (int64), as the run has counted them
         self.contributions = 0  # of this worker, as it has counted itself
 
-    def count(self, cohort: str, together: bytes = b"", awaits: bool = False) -> None:
-        """This worker has contributed once more. `together`, `awaits`: see `Push`."""
+    def count(self, cohort: str, operation: str, together: bytes = b"", awaits: bool = False) -> None:
+        """This worker has contributed once more. `operation`, `together`, `awaits`: see `Push`."""
         self.contributions += 1
         for slice_ in self._slices:
             self._client.wait([slice_.index])  # where turns overlap: no slice is in two of them at once
@@ -30,7 +30,7 @@ class Ledger:
             if part.start <= self._member < part.stop:
                 mine[self._member - part.start] = 1
             self._client.contribute(
-                slice_.index, "gradient", STEP, 1.0, (mine, None), cohort=cohort, together=together,
+                slice_.index, "gradient", operation, 1.0, (mine, None), cohort=cohort, together=together,
                 awaits=awaits,
             )  # fmt: skip
 

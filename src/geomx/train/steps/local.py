@@ -22,6 +22,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,13 +33,14 @@ from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.sync.contract import LocalStep, next_run_mean
-from geomx.train.calls.collective_client import STEP, Packed
+from geomx.train.calls.collective_client import Packed
 from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import Gathered, ModelSlices, nothing
+from geomx.train.optimizer.masters import Masters
 from geomx.train.party.intra_party import ThroughServer
-from geomx.train.steps.contract import Steps, clip_own
+from geomx.train.steps.contract import Closure, Steps, clip_own
 from geomx.train.steps.ledger import Ledger
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Update
@@ -49,7 +51,8 @@ Due = tuple[int, list[Slice], float, bool]  # behind which step, what, its `merg
 class LocalSteps(Steps):
     """See the module's text.
 
-    `optimizer`: the user's. `alike`: its party's workers always have the same weights. `clip_norm`: of each gradient.
+    `masters`: with the user's optimizer. `alike`: its party's workers always have the same weights. `clip_norm`: of
+    each gradient.
     """
 
     local = True
@@ -62,12 +65,12 @@ class LocalSteps(Steps):
         ledger: Ledger,
         guard: Guard,
         finite: FiniteOnly,
-        optimizer: torch.optim.Optimizer,
+        masters: Masters,
         alike: bool,
         clip_norm: float | None = None,
     ) -> None:
         super().__init__(context, model_slices, intra_party, ledger, guard, finite)
-        self._optimizer = optimizer
+        self._masters = masters
         self._alike = alike
         self._clip_norm = clip_norm
         self._tree = context.tree
@@ -120,18 +123,14 @@ class LocalSteps(Steps):
         self._counted, self._given = 0.0, 0.0
         return missed
 
-    def step(self) -> None:
+    def step(self, closure: Closure | None = None) -> Any:
         self._check_accumulation()
         with self._timeline.step(self.turn):
             self._guard.check()
             self._loss.check()
             self._before = self._progress.place
             self._finite.begin(self._planned, self.turn)
-            is_fine = self._gradients_are_finite()
-            if is_fine:
-                clip_own(self._model_slices.trained.values(), self._clip_norm)
-                self._optimizer.step()
-                self._guard.stepped()
+            is_fine, loss = self._optimize(closure)
             self._is_common = False
             self._count(is_fine)
             self.steps += 1
@@ -144,6 +143,33 @@ class LocalSteps(Steps):
                 self._client.paced(self._planned)
             self._finite.end()
             self._stepped = self._timeline.now()
+        return loss
+
+    def _optimize(self, closure: Closure | None) -> tuple[bool, Any]:
+        """The worker's own optimizer steps. Whether all its gradients were finite, and what the closure returned."""
+        is_fine, loss = True, None
+
+        def checked() -> bool:
+            nonlocal is_fine
+            is_fine = is_fine and self._gradients_are_finite()
+            if is_fine:
+                clip_own(self._model_slices.trained.values(), self._clip_norm)
+            return is_fine
+
+        def evaluated(closure: Closure) -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            if not checked():  # it rests
+                for parameter in self._model_slices.trained.values():
+                    parameter.grad = None
+            return loss
+
+        if closure is not None:
+            loss = self._masters.step(partial(evaluated, closure))
+        elif checked():
+            self._masters.step()
+        self._guard.stepped()
+        return is_fine, loss
 
     def end_epoch(self) -> None:
         super().end_epoch()
@@ -304,7 +330,7 @@ class LocalSteps(Steps):
 
     def _merged(self, slice_: Slice, values: torch.Tensor, merge: float) -> torch.Tensor:
         """A mixture with this worker's own weights, unless these are not finite and the run skips that."""
-        own = self._model_slices.gather(slice_, self._model_slices.tensor)
+        own = self._model_slices.gather(slice_, self._model_slices.exact)
         assert own.values is not None  # weights are always there
         if self._finite.skips and not math.isfinite(own.largest):
             return values
@@ -324,7 +350,7 @@ class LocalSteps(Steps):
             self._client.contribute(
                 slice_.index,
                 "gradient" if cohort == EVERYONE and slice_.role == "weight" else "mean",
-                STEP,
+                self._operation,
                 share,
                 packed,
                 cohort=cohort,
@@ -336,13 +362,13 @@ class LocalSteps(Steps):
                 awaits=self.ended,
             )
         if cohort == EVERYONE:
-            self._ledger.count(cohort, together, self.ended)
+            self._ledger.count(cohort, self._operation, together, self.ended)
         self._client.next_turn(cohort)
 
     def _share(self, slice_: Slice, weight: float, cohort: str) -> tuple[float, Packed]:
         """n, and Σ n · x: of the weights, or of the pseudo-gradient."""
         if weight:
-            values, present, _ = self._model_slices.gather(slice_, self._model_slices.tensor)
+            values, present, _ = self._model_slices.gather(slice_, self._model_slices.exact)
             assert values is not None  # weights are always there
             moved = cohort == EVERYONE and slice_.role == "weight"
             if moved:

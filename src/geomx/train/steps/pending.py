@@ -14,9 +14,9 @@ are waited for by `step()` itself; a model in evaluation mode waits for everythi
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,9 +83,13 @@ class PendingWeights:
     """Which trained parameters wait for which slices."""
 
     def __init__(
-        self, model: nn.Module, model_slices: ModelSlices, client: CollectiveClient, timeline: Timeline
+        self,
+        models: Sequence[nn.Module],
+        model_slices: ModelSlices,
+        client: CollectiveClient,
+        timeline: Timeline,
     ) -> None:
-        self._model = model
+        self._models = models
         self._model_slices = model_slices
         self._client = client
         self._timeline = timeline
@@ -97,19 +101,20 @@ class PendingWeights:
 
     def hook(self) -> None:
         """Watch the model's forward from now on."""
-        before = self._model.register_forward_pre_hook(_ForwardHook(self._before_forward))
-        after = self._model.register_forward_hook(_ForwardHook(self._after_forward), always_call=True)
-        self._handles = [before, after]
+        for model in self._models:
+            before = model.register_forward_pre_hook(_ForwardHook(partial(self._before_forward, model)))
+            after = model.register_forward_hook(_ForwardHook(self._after_forward), always_call=True)
+            self._handles += [before, after]
 
     def unhook(self) -> None:
-        """Take the hooks off the model."""
+        """Take the hooks off the models."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def begin(self) -> None:
         """A step has pushed: from now on its parameters are pending; those that cannot be are waited for."""
-        opaque = self._opaque()
+        opaque = set[int]().union(*map(_opaque, self._models))
         at_once: set[int] = set()
         for number, parameter in self._model_slices.trained.items():
             slices = {
@@ -121,7 +126,7 @@ class PendingWeights:
                 self._left[number] = slices
                 for index in slices:
                     self._waiting.setdefault(index, []).append(number)
-                self._hide(number, parameter)
+                self._model_slices.hidden[number] = hide(parameter, partial(self._wait_for, number))
         self._client.wait(at_once)
 
     def arrived(self, index: int) -> None:
@@ -131,7 +136,7 @@ class PendingWeights:
             left.discard(index)
             if not left:
                 del self._left[number]
-                self._show(number, self._model_slices.trained[number])
+                show(self._model_slices.trained[number], self._model_slices.hidden.pop(number))
 
     def _wait(self, number: int) -> None:
         left = self._left.get(number)
@@ -141,19 +146,7 @@ class PendingWeights:
             ):
                 self._client.wait(left)
 
-    def _hide(self, number: int, parameter: nn.Parameter) -> None:
-        values = self._model_slices.hidden[number] = parameter.data
-        parameter.data = values.new_full((), math.nan).expand(values.shape)
-        parameter.__class__ = Pending
-        parameter._geomx_wait = functools.partial(self._wait_for, number)  # type: ignore[attr-defined]
-
-    def _show(self, number: int, parameter: nn.Parameter) -> None:
-        del parameter._geomx_wait  # type: ignore[attr-defined]
-        parameter.__class__ = nn.Parameter
-        parameter.data = self._model_slices.hidden.pop(number)
-        torch.autograd.graph.increment_version(parameter)
-
-    def _before_forward(self) -> None:
+    def _before_forward(self, model: nn.Module) -> None:
         if (
             torch.compiler.is_compiling()
         ):  # compiled after attach: break the graph if there is something to wait for
@@ -161,17 +154,62 @@ class PendingWeights:
                 self._wait_for_all()
             return
         self._timeline.begin("forward")
-        if not self._model.training:
+        if not model.training:
             self._client.wait()
 
     def _after_forward(self) -> None:
         if not torch.compiler.is_compiling():
             self._timeline.end("forward", turn=self._client.turn)
 
-    def _opaque(self) -> set[int]:
-        """The parameters (by id) that are read where `__torch_function__` is not asked."""
-        modules = (module for module in self._model.modules() if _is_opaque(module))
-        return {id(parameter) for module in modules for parameter in module.parameters()}
+
+class Unjoined:
+    """Models that have been given to the run, and have not joined it yet: whoever reads a weight has all join first."""
+
+    def __init__(self, join: Callable[[], None]) -> None:
+        self._join = join
+        self._hidden: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._handles: list[RemovableHandle] = []
+
+    def hide(self, model: nn.Module) -> None:
+        """From now on, until `show`."""
+        opaque = _opaque(model)
+        join: Callable[[], None] = torch.compiler.disable(self._join)  # type: ignore[no-untyped-call]
+        for parameter in model.parameters():
+            if id(parameter) not in opaque and type(parameter) is nn.Parameter:
+                self._hidden.append((parameter, hide(parameter, join)))
+        self._handles.append(model.register_forward_pre_hook(_ForwardHook(join)))
+
+    def show(self) -> None:
+        """They join now."""
+        for handle in self._handles:
+            handle.remove()
+        for parameter, values in self._hidden:
+            show(parameter, values)
+        self._hidden, self._handles = [], []
+
+
+def hide(parameter: nn.Parameter, wait: Callable[[], None]) -> torch.Tensor:
+    """Have whoever reads a parameter wait first; returns its values."""
+    values = parameter.data
+    has_nan = values.is_complex() or (values.is_floating_point() and values.itemsize > 1)
+    parameter.data = values.new_full((), math.nan if has_nan else 0).expand(values.shape)
+    parameter.__class__ = Pending
+    parameter._geomx_wait = wait  # type: ignore[attr-defined]
+    return values
+
+
+def show(parameter: nn.Parameter, values: torch.Tensor) -> None:
+    """The inverse of `hide`."""
+    del parameter._geomx_wait  # type: ignore[attr-defined]
+    parameter.__class__ = nn.Parameter
+    parameter.data = values
+    torch.autograd.graph.increment_version(parameter)
+
+
+def _opaque(model: nn.Module) -> set[int]:
+    """The parameters (by id) that are read where `__torch_function__` is not asked."""
+    modules = (module for module in model.modules() if _is_opaque(module))
+    return {id(parameter) for module in modules for parameter in module.parameters()}
 
 
 def _is_opaque(module: nn.Module) -> bool:
