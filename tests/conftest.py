@@ -11,7 +11,8 @@ from fault_table import write_table
 
 # The tests that are to cover lines. Tracing makes a test on the virtual clock take twice as long, or more.
 COVERING = re.compile(
-    r"tests/((codecs|node|rounds|sync|wire)/|train/test_(esync|local_policies|async_policies)|.*that_hits_shards)"
+    r"tests/((codecs|node|rounds|sync|wire)/|train/test_(esync|local_policies|async_policies)"
+    r"|simulation/test_(replicas|overlay)\.py::(?!test_the_storms_would)|.*that_hits_shards)"
 )
 
 torch.set_num_threads(1)
