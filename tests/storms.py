@@ -44,7 +44,7 @@ from geomx.wire.session import Patience
 
 PATIENCE = Patience(heartbeat_s=0.4, timeout_s=1.6)
 QUIET_S = 5.0  # without faults, before the data ends
-FLAGS = "-v", "rough", "durable", "replicas", "overlay", "inside"
+FLAGS = "-v", "rough", "durable", "replicas", "overlay", "inside", "rows"
 BACK_S = 4.0  # until the next shard may die, where they keep each other's logs
 LEAST_STAY = 3  # workers, of six
 POLICIES = (
@@ -84,6 +84,7 @@ class Storm:
     replicas: bool = False  # the same, in each other's memory
     overlay: bool = False  # servers below the shards add and pass on for each other
     inside: bool = False  # and so do the workers of a party
+    rows: bool = False  # one of the model's tensors has sparse gradients
 
     @property
     def command(self) -> str:
@@ -146,9 +147,21 @@ class Seen:
     did: list[str] = field(default_factory=list)
 
 
-def model_of(seed: int) -> nn.Sequential:
+class Table(nn.Module):
+    """Adds to what it is given the rows of a table that its numbers stand for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(200, 6, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.rows((1000 * x).long().abs() % 200).mean(1)
+
+
+def model_of(seed: int, rows: bool = False) -> nn.Sequential:
     generator = torch.Generator().manual_seed(seed)
-    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)).double()
+    layers = nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)
+    model = nn.Sequential(*([Table()] if rows else []), *layers).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
@@ -190,7 +203,7 @@ def run(
                 yield x, torch.randn(2, 3, generator=generator, dtype=torch.float64)
 
         with suppress(AskedToLeave), run:
-            model = model_of(place)
+            model = model_of(place, storm.rows)
             model, optimizer = run.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
             for x, y in run.shard(data()):
                 optimizer.zero_grad()
@@ -351,11 +364,19 @@ def _check(seen: Seen, storm: Storm, root: Root, slice_: Slice, round_: Round) -
     given += seen.owed.added(slice_, round_)
     if abs(sum(weight for weight, _ in given) - round_.weight) > 1e-9:
         seen.wrong.append(f"{where}: weight {round_.weight} of {dict(round_.origins)}")
-    values = [each for _, each in given if each is not None]
-    decoders = root._server.decoders(slice_, round_)
+    values = [_dense(each) for _, each in given if each is not None]
+    decoders = [partial(_whole, decode) for decode in root._server.decoders(slice_, round_)]
     exact = storm.codec == "dense" or slice_.role == "ledger"
     if values and exact and not torch.allclose(sum(d() for d in decoders).double(), sum(values).double()):
         seen.wrong.append(f"{where}: not the sum of {dict(round_.origins)}")
+
+
+def _dense(values: torch.Tensor) -> torch.Tensor:
+    return values.to_dense().reshape(-1) if values.is_sparse else values
+
+
+def _whole(decode: Callable[[], torch.Tensor]) -> torch.Tensor:
+    return _dense(decode())
 
 
 def not_drained(seen: Seen) -> list[str]:
@@ -434,6 +455,7 @@ def main() -> None:
         replicas="replicas" in sys.argv,
         overlay="overlay" in sys.argv,
         inside="inside" in sys.argv,
+        rows="rows" in sys.argv,
     )
     with pytest.MonkeyPatch.context() as monkeypatch:
         seen = run(storm, monkeypatch)

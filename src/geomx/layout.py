@@ -5,6 +5,7 @@ group, and of one size class. Rules:
 
 - A tensor of at least `pack_below` elements is cut into slices of its own, each of at most `slice_elements`, so
   that a part of it can be overtaken (P3, see `geomx.wire.lanes`).
+- A tensor of rows, of which few travel, is cut between rows, into slices that are larger; none is packed.
 - Smaller tensors are *packed*: those of one dtype, group, role and size class share slices, in model order; a slice
   takes as many as `slice_elements` and `MOST_PARTS` allow. A packed tensor is never cut.
 - `size_bounds` are the sizes from which a codec of the run takes a tensor as large. They part the size classes: no
@@ -49,7 +50,8 @@ ITEM_BYTES: dict[str, int] = {
 PACK_BELOW = 1000
 SMALLEST_SLICE, LARGEST_SLICE = 1 << 14, 1 << 17
 SLICES_WANTED, FEWEST_SLICES = 64, 16
-MOST_TIMES_LARGER = 8  # a slice of which a codec sends next to nothing
+MOST_TIMES_LARGER = 8  # a slice of which next to nothing is sent, by its codec or since few of its rows are
+LARGEST_OF_ROWS = 1 << 20
 MOST_PARTS = 1024  # so that what is said of each part fits into a message's header
 MOST_SLICES = 1 << 16  # of LARGEST_SLICE float32 elements: 32 GiB; a session's window follows from it
 MOST_DIMENSIONS = 64  # as in PyTorch; the product of more, sent by a stranger, would take hours
@@ -60,7 +62,8 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 
     `role`: `weight` is trained; `frozen` and `buffer` are given to all once, at the start; `ledger`
     counts contributions (see `docs/architecture.md`). `stored`: the dtype that the model has it in, where that is
-    another: half precision is added up in float32, and travels as it is.
+    another: half precision is added up in float32, and travels as it is. `row`: its gradients are sparse, rows of so
+    many elements; 0: they are dense.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     group: int = 0
     role: Role = "weight"
     stored: str = ""
+    row: int = 0
 
     @property
     def elements(self) -> int:
@@ -94,7 +98,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 class Slice(msgspec.Struct, frozen=True, array_like=True):
     """A contiguous range of the flat model; see the module's rules.
 
-    `smallest_tensor`: how many elements the smallest tensor has of which a part is inside. `stored`: as of its tensors.
+    `smallest_tensor`: how many elements the smallest tensor has of which a part is inside. `stored`, `row`: as of its
+    tensors.
     """
 
     index: int
@@ -104,10 +109,16 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     smallest_tensor: int
     parts: tuple[Part, ...]
     stored: str = ""
+    row: int = 0
 
     @property
     def elements(self) -> int:
         return self.parts[-1].offset + self.parts[-1].elements
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has; see `Tensor.row`."""
+        return self.elements // self.row
 
     @property
     def size_bytes(self) -> int:
@@ -152,6 +163,10 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
                 )
             if any(extent < 0 for extent in tensor.shape):
                 raise Unsupported(f"tensor {tensor.name} has a negative extent: {tensor.shape}")
+            if tensor.row and not (
+                tensor.role == "weight" and tensor.row > 0 and tensor.elements % tensor.row == 0
+            ):
+                raise Unsupported(f"tensor {tensor.name} of {tensor.shape} has no rows of {tensor.row}")
         if self.slice_elements < 0:
             raise Unsupported(f"slice_elements is {self.slice_elements}; allowed: 0 (automatic) or more")
         if list(self.size_bounds) != sorted(set(self.size_bounds)):
@@ -161,15 +176,16 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
     def slices(self) -> tuple[Slice, ...]:
         """Every slice, in the order of first use: index equals position."""
         largest = self.slice_elements or automatic_slice_elements(self.tensors)
-        alone = (tensor.elements for tensor in self.tensors if tensor.elements >= self.pack_below)
-        self._check_count(sum(-(-elements // largest) for elements in alone), largest)
+        alone = [tensor for tensor in self.tensors if tensor.row or tensor.elements >= self.pack_below]
+        self._check_count(sum(-(-each.elements // self._cut_of(each, largest)) for each in alone), largest)
         drafts: list[list[Part]] = []
         open_packs: dict[tuple[str, str, int, Role, int], list[Part]] = {}
         for number, tensor in enumerate(self.tensors):
             count = tensor.elements
-            if count >= self.pack_below:
-                starts = range(0, count, largest)
-                drafts += [[Part(number, start, min(start + largest, count), 0)] for start in starts]
+            if count >= self.pack_below or (tensor.row and count):
+                most = self._cut_of(tensor, largest)
+                starts = range(0, count, most)
+                drafts += [[Part(number, start, min(start + most, count), 0)] for start in starts]
             elif count:
                 size_class = bisect_right(self.size_bounds, count)
                 kind = (tensor.dtype, tensor.stored, tensor.group, tensor.role, size_class)
@@ -202,7 +218,14 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
     def _slice(self, index: int, parts: tuple[Part, ...]) -> Slice:
         first = self.tensors[parts[0].tensor]
         smallest = min(self.tensors[part.tensor].elements for part in parts)
-        return Slice(index, first.dtype, first.group, first.role, smallest, parts, first.stored)
+        return Slice(index, first.dtype, first.group, first.role, smallest, parts, first.stored, first.row)
+
+    @staticmethod
+    def _cut_of(tensor: Tensor, largest: int) -> int:
+        """The most elements of a slice of this tensor alone."""
+        if not tensor.row:
+            return largest
+        return max(1, min(MOST_TIMES_LARGER * largest, LARGEST_OF_ROWS) // tensor.row) * tensor.row
 
     def _check_count(self, count: int, largest: int) -> None:
         if count > MOST_SLICES:

@@ -248,7 +248,7 @@ def test_the_kernel_variant_is_the_roots_own():
     assert root.export(0).scalars["step"][0] == other.export(0).scalars["step"][0] == 1.0
 
 
-@pytest.mark.parametrize("name", ["Muon", "LBFGS", "SparseAdam", "Adafactor", "adam"])
+@pytest.mark.parametrize("name", ["Muon", "LBFGS", "Adafactor", "adam"])
 def test_rules_that_are_not_elementwise_are_refused(name):
     with pytest.raises(UnknownName, match="elementwise"):
         TorchOptimizer(name)

@@ -75,6 +75,8 @@ STORMS = [
     Storm("mixed staleness=1", "bisparse", 1, 3, 80, faults=5),  # one party has taken steps
     # A server whose workers are all out has heard of one shard before the other says where the run stands.
     Storm("fsa", "dense", 2, 2, 1, rough=True),
+    Storm("fsa", "dense", 2, 2, 9, rows=True),
+    Storm("fsa", "int4", 1, 3, 10, rough=True, rows=True),
 ]
 MORE_STORMS = [
     # Each takes ten times as long as another: without lockstep there are as many rounds as steps.
@@ -118,6 +120,7 @@ DURABLE = [
     Storm("mixed", "int4", 2, 2, 3079, faults=6, rate_mbps=0.5, durable=True),  # one is told lost twice
 ]
 MORE_DURABLE = [
+    Storm("fsa", "int4", 2, 3, 16, rows=True, durable=True),
     Storm("downpour", "dense", 2, 2, 30063, faults=5, replicas=True),  # one stands still, and holds a name
     Storm("mixed", "bisparse", 1, 2, 34, faults=6, durable=True),
     Storm("downpour", "int4", 2, 2, 12, durable=True),

@@ -85,7 +85,7 @@ SERVER = Settings(place="server")
 ATTACHING: dict[str, tuple[str, Callable[[], nn.Module], Make, Settings | None]] = {
     "LBFGS": ("one gradient a step", small_model, lambda m: torch.optim.LBFGS(m.parameters()), None),
     "SparseAdam": (
-        "torch.optim.Adam", small_model, lambda m: torch.optim.SparseAdam(list(m.parameters())), None,
+        "sparse gradients alone", small_model, lambda m: torch.optim.SparseAdam(list(m.parameters())), None,
     ),
     "differentiable": (
         "leave it False", small_model, lambda m: torch.optim.SGD(m.parameters(), 0.1, differentiable=True), None,
@@ -98,7 +98,7 @@ ATTACHING: dict[str, tuple[str, Callable[[], nn.Module], Make, Settings | None]]
     "a subclass": ("subclasses", small_model, lambda m: Own(m.parameters(), lr=0.1), SERVER),
     "lazy": ("run one forward", lazy, sgd, None),
     "an eighth": ("bfloat16 or wider", lambda: small_model().to(torch.float8_e4m3fn), sgd, None),
-    "sparse": ("sparse=True", lambda: nn.Embedding(5, 3, sparse=True), sgd, None),
+    "sparse": ("take SparseAdam", lambda: nn.Embedding(5, 3, sparse=True), adam, None),
     "meta": ("materialize", lambda: nn.Linear(3, 3, device="meta"), sgd, None),
     "max_norm": (
         "max_norm: its forward changes weights", lambda: nn.EmbeddingBag(5, 3, max_norm=1.0), sgd, None,

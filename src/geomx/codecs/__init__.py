@@ -1,9 +1,9 @@
 """What travels over an edge: one file a codec, `contract.py` first, then `error_feedback.py`.
 
 `spec.py` makes the codec that a description names. `pack/` has what payloads are made of: numbers, indices, bits, and
-the compiled kernels. `blocks.py` and `returning.py` are for channels that lose data. `measure.py` has arithmetic that
-says how large its results are. From outside: the contract, `spec`, `returning`, `measure`, `pack.noise.RngKey`, and the
-registry here.
+the compiled kernels. `rows.py` is for sparse gradients, whatever the codec; `blocks.py` and `returning.py` are for
+channels that lose data. `measure.py` has arithmetic that says how large its results are. From outside: the contract,
+`spec`, `returning`, `measure`, `rows`, `pack.noise.RngKey`, and the registry here.
 """
 
 from __future__ import annotations

@@ -75,9 +75,13 @@ class Dense(Exact):
         return form.unpack(payload, count, getattr(torch, slice_.dtype))
 
     def accepts(self, slice_: Slice, size: int) -> bool:
+        return size == self.size(slice_)
+
+    def size(self, slice_: Slice) -> int:
+        """How many bytes a payload has."""
         if not slice_.stored:
-            return super().accepts(slice_, size)
-        return size == _STORED[slice_.stored].size_bytes(slice_.elements)
+            return slice_.size_bytes
+        return _STORED[slice_.stored].size_bytes(slice_.elements)
 
     def room(self, slice_: Slice) -> Room:
         if not slice_.stored:

@@ -27,8 +27,13 @@ class Measured(NamedTuple):
 
 
 def largest(x: torch.Tensor) -> float:
-    """The largest |x| of floating-point numbers, 0 of none; NaN or Inf where there is one."""
-    return 0.0 if x.is_meta else peak(x.reshape(-1))  # shapes alone have no numbers
+    """The largest |x| of floating-point numbers (or rows), 0 of none; NaN or Inf where there is one."""
+    return 0.0 if x.is_meta else peak(numbers_of(x))  # shapes alone have no numbers
+
+
+def numbers_of(x: torch.Tensor) -> torch.Tensor:
+    """All numbers of a tensor or of rows, flat."""
+    return (x.coalesce().values() if x.is_sparse else x).reshape(-1)
 
 
 def scaled(x: torch.Tensor, weight: float, out: torch.Tensor) -> float:

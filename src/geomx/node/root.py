@@ -1,7 +1,8 @@
 """The top of the tree: what an aggregate does to the weights.
 
     gradient   m = Σ w·x / Σ w;  weights ← optimizer(weights, m);  the answer is the weights
-               (where the workers own the optimizer the answer is m; a ledger slice adds the sum)
+               (where the workers own the optimizer the answer is m; a ledger slice adds the sum;
+               where gradients are rows, the answer has those rows)
     mean       weights ← Σ w·x / Σ w;  the answer is the weights
     assign     weights ← the value of the lowest origin, with its optimizer state;  the answer is the weights
 
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from geomx.codecs.rows import taken
 from geomx.errors import ProtocolError, Unsupported
 from geomx.layout import Layout, Part, Slice
 from geomx.node.durable.journal import Journal
@@ -328,7 +330,7 @@ class Root:
                 assert received is not None  # weights come before gradients
                 self._compensation.correct(slice_.index, gradient, weights, received)
             optimizer.apply(slice_.index, gradient, present, hyper)
-            return weights
+            return taken(slice_, weights, gradient) if gradient.is_sparse else weights
 
         self._finish(slice_, round_, work, snapshot=True)
 

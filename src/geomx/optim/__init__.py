@@ -23,7 +23,11 @@ ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"
 )  # fmt: skip
 
+# Those that take sparse gradients, and change the rows that have one alone.
+ROWWISE = ("SGD", "Adagrad", "SparseAdam")
+
 # What a name stands for is called with that name.
 optimizers: Registry[Callable[[str], RootOptimizer]] = Registry(
-    "optimizer at the root", dict.fromkeys(ELEMENTWISE, "geomx.optim.torch_optim:TorchOptimizer")
+    "optimizer at the root",
+    dict.fromkeys((*ELEMENTWISE, *ROWWISE), "geomx.optim.torch_optim:TorchOptimizer"),
 )

@@ -15,7 +15,8 @@ import torch
 
 
 def square_sum(mean: torch.Tensor) -> float:
-    """Σ m² of one slice's mean gradient (flat, of any floating dtype), in float64."""
+    """Σ m² of one slice's mean gradient (flat or rows, of any floating dtype), in float64."""
+    mean = mean.coalesce().values() if mean.is_sparse else mean
     return float(mean.to(torch.float64, copy=True).square_().sum())
 
 

@@ -53,7 +53,7 @@ class RootOptimizer(Protocol):
 
         Args:
             index: The slice's index.
-            gradient: The mean gradient, of shape (elements,).
+            gradient: The mean gradient, of shape (elements,); of a slice of rows a sparse one, of shape (rows, row).
             present: Which parts have a gradient, as `geomx.wire.presence` packs them; None: all. Others are skipped.
             hyper: Hyper-parameters of this step, as the workers' parameter groups have them.
 

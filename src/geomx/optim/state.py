@@ -3,7 +3,8 @@
 A plane holds one of torch's per-element state tensors for the whole slice, under torch's own key; a scalar
 holds one of its per-parameter numbers (`step`, `mu_product`, ...) for each part. Where a part does not hold a
 plane's key (it has had no gradient yet), the plane is zero there, and the scalar of the plane's own name is
-NaN for that part and 1 for the others; a plane that every part holds has no such scalar.
+NaN for that part and 1 for the others; a plane that every part holds has no such scalar. A number that torch keeps as
+an int and not as a tensor (SparseAdam's `step`) stands under a name that says so.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from geomx.errors import ProtocolError
 from geomx.layout import Slice
 from geomx.optim.contract import SliceState
 
-PartState = dict[str, torch.Tensor]
+INT = ":int"
+PartState = dict[str, torch.Tensor | int]
 
 
 def pack(slice_: Slice, states: Sequence[Mapping[str, torch.Tensor | float | None]]) -> SliceState:
     """The state of a slice from that of its parts, in their order; everything is copied.
 
-    A value is a flat tensor of the part's elements, a number (a tensor without dimensions counts as one), or
+    A value is a tensor of the part's elements (flat, or rows), a number (a tensor without dimensions counts as one), or
     None, which is the same as no value.
     """
     packed = SliceState()
@@ -32,7 +34,8 @@ def pack(slice_: Slice, states: Sequence[Mapping[str, torch.Tensor | float | Non
         if any(isinstance(value, torch.Tensor) and value.dim() for value in values):
             _pack_plane(packed, slice_, key, values)
         elif any(value is not None for value in values):
-            packed.scalars[key] = tuple(math.nan if value is None else float(value) for value in values)
+            name = f"{key}{INT}" if all(isinstance(value, int | None) for value in values) else key
+            packed.scalars[name] = tuple(math.nan if value is None else float(value) for value in values)
     return packed
 
 
@@ -47,10 +50,14 @@ def unpack(slice_: Slice, packed: SliceState) -> list[PartState]:
         state: PartState = {}
         for key, plane in packed.planes.items():
             if key not in packed.scalars or not math.isnan(packed.scalars[key][number]):
-                state[key] = plane[part.offset : part.offset + part.elements].clone()
+                own = plane[part.offset : part.offset + part.elements].clone()
+                state[key] = own.view(slice_.rows, slice_.row) if slice_.row else own
         for key, numbers in packed.scalars.items():
             if key not in packed.planes and not math.isnan(numbers[number]):
-                state[key] = torch.tensor(numbers[number], dtype=_scalar_dtype())
+                if key.endswith(INT):
+                    state[key.removesuffix(INT)] = int(numbers[number])
+                else:
+                    state[key] = torch.tensor(numbers[number], dtype=_scalar_dtype())
         states.append(state)
     return states
 
@@ -63,7 +70,7 @@ def _pack_plane(
     plane = first.new_zeros(slice_.elements)
     for part, value in zip(slice_.parts, held, strict=True):
         if value is not None:
-            plane[part.offset : part.offset + part.elements] = value
+            plane[part.offset : part.offset + part.elements] = value.reshape(-1)
     packed.planes[key] = plane
     if any(value is None for value in held):
         packed.scalars[key] = tuple(math.nan if value is None else 1.0 for value in held)

@@ -23,7 +23,8 @@ from geomx.train.context import Planned, TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import ModelSlices
-from geomx.train.model.support import check_model, check_optimizer, rule_of, script_of, unwrapped
+from geomx.train.model.rows import rows_of
+from geomx.train.model.support import check_model, check_optimizer, check_rows, rule_of, script_of, unwrapped
 from geomx.train.optimizer.masters import Masters
 from geomx.train.optimizer.placement import OnServer, OnWorkers
 from geomx.train.optimizer.run_optimizer import RunOptimizer
@@ -152,6 +153,7 @@ def attach(context: TrainingContext, attachments: Sequence[Attachment]) -> Attac
         settings.slices,
         settings.size_bounds,
         models,
+        rows_of(model) if settings.policy.plans is GradientStep else {},
     )
     served = first.on_server and settings.policy.plans is GradientStep
     if not served:
@@ -336,11 +338,30 @@ def _decided(
             '"backward" or "step"'
         )
     check_model(model, optimizer, len(context.party_members) if settings.collective is not None else 0)
-    decision = decide(settings, script_of(optimizer, clip_norm))
+    check_rows(model, optimizer)
+    _check_rows(settings, model)
+    decision = decide(settings, script_of(optimizer, clip_norm, model))
     if decision.refusals:
         raise Unsupported("; ".join(decision.refusals))
     check_optimizer(optimizer, decision.on_server, settings.policy.plans is LocalStep)
     return decision
+
+
+def _check_rows(settings: Settings, model: nn.Module) -> None:
+    """Raise `Unsupported` for sparse gradients where they cannot travel as rows."""
+    policy = settings.policy
+    if not rows_of(model) or policy.plans is LocalStep:
+        return
+    if not policy.lockstep:
+        raise Unsupported(
+            f"embeddings with sparse=True and {type(policy).__name__}, whose parties do not wait for each other: each "
+            "would miss the rows of the others; set sparse=False, or take fsa, hfa or diloco"
+        )
+    if settings.collective is not None and unwrapped(model) is model:
+        raise Unsupported(
+            'embeddings with sparse=True and party.inside = "collective" without DistributedDataParallel; set '
+            'sparse=False, wrap the model, or set party.inside = "server"'
+        )
 
 
 def _tell_known_costs(context: TrainingContext, decision: Decision) -> None:

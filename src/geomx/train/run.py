@@ -273,7 +273,7 @@ class LiveRun:
             self._progress.go_on(self._client.place)
             self._client.port.note("rejoined", "info", step=self.step, epoch=self.epoch)
             self._progress.left_out(self._client.unread)
-        scripts = [script_of(each.optimizer, each.clip_norm) for each in self._attachments]
+        scripts = [script_of(each.optimizer, each.clip_norm, each.model) for each in self._attachments]
         notes.attached(self._client.port, self._attached, scripts)
         self._began = self._timeline.now()
 

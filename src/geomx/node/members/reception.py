@@ -159,7 +159,8 @@ class Reception:
     def answered(self, slice_: Slice, update: Update, payload: Any, trained: int) -> bool:
         """A slice's update goes down: whether it is the slice's first. `trained`: how many take part in a step."""
         if payload is not None and self._holds and self.serves_weights and _goes_on_from(slice_, update):
-            held = self._edges.down.held(slice_, update.kind, update.cohort, payload)
+            before = self.state.held(slice_.index, update.cohort)
+            held = self._edges.down.held(slice_, update.kind, update.cohort, payload, before)
             if self._keeps and update.kind == "gradient":
                 self.state.keep(update, trained)
             self.state.hold(

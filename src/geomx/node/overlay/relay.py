@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from geomx.codecs.contract import Codec, Room
+from geomx.codecs.rows import no_rows
 from geomx.errors import Disagreement, ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.contract import Measured
@@ -398,4 +399,6 @@ class Relay:
 
 def _values_of(make: Make, room: Room, slice_: Slice) -> torch.Tensor:
     values = make(room)
-    return torch.zeros(slice_.elements, dtype=getattr(torch, slice_.dtype)) if values is None else values
+    if values is not None:
+        return values
+    return no_rows(slice_) if slice_.row else torch.zeros(slice_.elements, dtype=getattr(torch, slice_.dtype))

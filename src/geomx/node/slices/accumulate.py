@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from geomx.codecs.measure import Measured, summed
+from geomx.codecs.measure import Measured, largest, summed
+from geomx.codecs.rows import summed as rows_summed
 from geomx.errors import Unsupported
 
 
@@ -32,7 +33,7 @@ class Accumulator:
         """((v0 + v1) + v2) + ..., in memory of its own: a term may be a received payload, which stays as it is.
 
         Args:
-            values: flat, of one length and dtype, ordered by lowest origin.
+            values: flat, of one length and dtype, or rows of one tensor; ordered by lowest origin.
 
         Returns:
             The sum, which is the caller's to change, and the largest |element| of it, NaN or Inf where one is; 0 of
@@ -45,6 +46,9 @@ class Accumulator:
             return None
         if any(value.dtype not in self.dtypes for value in values):
             raise Unsupported(f"{self.domain} does not add {', '.join(str(value.dtype) for value in values)}")
+        if values[0].is_sparse:
+            rows = rows_summed(values)
+            return Measured(rows, largest(rows))
         if values[0].dtype.is_floating_point:
             return summed(values)
         total = values[0].clone()

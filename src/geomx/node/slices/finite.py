@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from geomx.codecs.contract import Room, room_of
-from geomx.codecs.measure import largest, scaled
+from geomx.codecs.measure import largest, numbers_of, scaled
 from geomx.errors import NotFinite
 from geomx.layout import Layout, Slice
 from geomx.node.slices.accumulate import accumulator
@@ -43,10 +43,10 @@ class NotFiniteIn(NamedTuple):
 
 
 def found_in(layout: Layout, slice_: Slice, values: torch.Tensor, room: Room) -> NotFiniteIn | None:
-    """The first number of a slice's `values` (flat) that there is no room for, and which tensors have such."""
+    """The first number of a slice's `values` (flat, or rows) that there is no room for, and which tensors have such."""
     names, first = list[str](), 0.0
     for part in slice_.parts:
-        some = values[part.offset : part.offset + part.elements]
+        some = numbers_of(values) if slice_.row else values[part.offset : part.offset + part.elements]
         spoiled = some[~(some.abs() <= room.most)]
         if spoiled.numel():
             first = first if names else float(spoiled[0])
@@ -155,7 +155,10 @@ def tried(make: Callable[[], Result], skips: bool) -> tuple[Result | None, str]:
 
 
 def copied_if_finite(slice_: Slice, values: torch.Tensor) -> torch.Tensor:
-    """Values that will not change; raises NotFinite where one is none."""
+    """Values that will not change, as rows do not; raises NotFinite where one is none."""
+    if values.is_sparse:
+        room_of(slice_).check(slice_, largest(values))
+        return values
     copy = torch.empty_like(values)
     room_of(slice_).check(slice_, scaled(values, 1.0, copy))
     return copy

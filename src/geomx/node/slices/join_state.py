@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from geomx.errors import ProtocolError
+from geomx.node.slices.patched import whole
 from geomx.rounds.round import Round
 from geomx.tree import EVERYONE
 from geomx.wire.messages import UNREAD, Reached, Update
@@ -64,8 +65,13 @@ class JoinState:
 
     def kept(self, index: int) -> SliceStanding:
         """Where a slice stands."""
-        before = {cohort: (turn, was[index]) for cohort, (turn, was) in self._before.items() if index in was}
-        return SliceStanding(dict(self._held.get(index, {})), before, dict(self._answered.get(index, {})))
+        before = dict[str, tuple[int, tuple[Any, int] | None]]()
+        for cohort, (turn, slices) in self._before.items():
+            if index in slices:
+                was = slices[index]
+                before[cohort] = turn, None if was is None else (whole(was[0]), was[1])
+        held = {cohort: (whole(values), at) for cohort, (values, at) in self._held.get(index, {}).items()}
+        return SliceStanding(held, before, dict(self._answered.get(index, {})))
 
     def put_back(self, index: int, kept: SliceStanding) -> None:
         """The inverse."""
@@ -74,6 +80,11 @@ class JoinState:
         self._held[index] = kept.held
         for cohort, (turn, was) in kept.before.items():
             self._before.setdefault(cohort, (turn, {}))[1][index] = was
+
+    def held(self, index: int, cohort: str) -> Any:
+        """The values of a slice that joiners of a cohort go on from."""
+        held = self._held.get(index, {})
+        return held.get(cohort, held.get(EVERYONE, (None, -1)))[0]
 
     def hold(self, index: int, cohort: str, values: Any, version: int) -> None:
         """Joiners of a cohort go on from these values of a slice; what is everyone's replaces what cohorts had."""
@@ -147,7 +158,7 @@ class JoinState:
         for index, was in before.items():
             if was is None:
                 continue
-            values, version = was
+            values, version = whole(was[0]), was[1]
             told = Update(
                 turn - 1, index, "assign", 0.0, None, UNREAD, cohorts[0], values.nbytes, base=version
             )
@@ -169,6 +180,7 @@ class JoinState:
                 is_older = all(own) and cohort == EVERYONE and cohort not in cohorts
                 is_meant = (cohort in steps and not is_older) or cohort == newest
                 values, version = held.get(cohort, (None, -1)) if is_meant else (None, -1)
+                values = whole(values)
                 size = 0 if values is None else values.nbytes
                 turn, known = answered[cohort], self.standing(cohort)
                 step = known.step if known.step_turn == turn else -1

@@ -8,6 +8,9 @@ Three cases, and both ends know which it is:
                 anchor, and goes with the next: that is this direction's error feedback
     aggregates  it is lossy, and the workers own the optimizer: an update is the mean, and the codec keeps a residual
 
+Of a slice whose gradients are rows, an update is the rows that have changed, as they are now, or their mean; it adds to
+the version before as a delta does, and nobody keeps an anchor.
+
 A local server may pass on what came over the WAN, byte for byte: its workers are then receivers of the same stream.
 
 Both ends keep the anchor and its version, the sender one for all receivers of a stream: they apply identical bytes to
@@ -29,6 +32,7 @@ from geomx.codecs.dense import Exact
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
 from geomx.node.slices.blocks import decode_payload
+from geomx.node.slices.patched import ROWS, patched
 from geomx.rounds.turn import OPEN_ROUNDS
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Kind, Push, Update
@@ -37,8 +41,10 @@ EXACT = Exact()
 
 
 def codec_for(slice_: Slice, kind: Kind, codec: Codec) -> Codec:
-    """Gradients, and what answers them, go through the edge's codec; what must arrive exactly goes as it is."""
-    return codec if kind == "gradient" and slice_.role == "weight" else EXACT
+    """Gradients, and what answers them, go through the edge's codec; rows, and what must arrive exactly, do not."""
+    if kind != "gradient" or slice_.role != "weight":
+        return EXACT
+    return ROWS if slice_.row else codec
 
 
 def codec_of(slice_: Slice, push: Push, codec: Codec) -> Codec:
@@ -157,6 +163,8 @@ class UpdateEncoder:
     ) -> torch.Tensor:
         """The payload of an update."""
         codec = codec_for(slice_, kind, self.codec)
+        if slice_.row:
+            return codec.encode(slice_, turn, values)
         if codec is EXACT or not self.deltas:
             payload = codec.encode(slice_, turn, values)
             if self.deltas or self.remembers:
@@ -171,7 +179,7 @@ class UpdateEncoder:
 
     def sent(self, slice_: Slice, kind: Kind, values: torch.Tensor, cohort: str) -> None:
         """An update gives the receivers these values, which are never changed in place."""
-        if slice_.role == "weight" and sets_weights(kind, cohort):
+        if slice_.role == "weight" and not slice_.row and sets_weights(kind, cohort):
             self._anchors.put(slice_, cohort, values)
 
     def anchor(self, slice_: Slice, cohort: str) -> torch.Tensor | None:
@@ -189,8 +197,10 @@ class UpdateEncoder:
         self._anchors.put_back(slice_, anchors)
         self.versions.put_back(slice_, versions)
 
-    def held(self, slice_: Slice, kind: Kind, cohort: str, payload: torch.Tensor) -> torch.Tensor:
-        """What a joiner is sent as an `assign` after such an update: the slice's values."""
+    def held(self, slice_: Slice, kind: Kind, cohort: str, payload: torch.Tensor, before: Any) -> Any:
+        """What a joiner is sent as an `assign` after such an update: the slice's values. `before`: it, until then."""
+        if slice_.row and kind == "gradient":
+            return patched(slice_, before, payload)
         values, codec = self._anchors.get(slice_, cohort), codec_for(slice_, kind, self.codec)
         if values is None and _is_rounded(slice_, codec):
             values = codec.decode(slice_, payload)
@@ -238,7 +248,8 @@ class UpdateDecoder:
             return [(update, payload)]
         key = slice_.index, update.cohort
         at = self._versions.of(slice_, update.cohort)
-        is_delta = self.deltas and codec_for(slice_, update.kind, self.codec) is not EXACT
+        codec = codec_for(slice_, update.kind, self.codec)
+        is_delta = codec is ROWS or (self.deltas and codec is not EXACT)
         if is_delta and update.base != at:
             early = self._early.setdefault(key, {})
             early[update.base] = update, payload
@@ -283,7 +294,7 @@ class UpdateDecoder:
         """The values that an update gives the slice (flat, its dtype)."""
         codec = codec_for(slice_, kind, self.codec)
         values = codec.decode(slice_, payload)
-        if not self.deltas or slice_.role != "weight" or not sets_weights(kind, cohort):
+        if not self.deltas or slice_.role != "weight" or slice_.row or not sets_weights(kind, cohort):
             return values
         if codec is not EXACT:
             anchor = self._anchors.get(slice_, cohort)

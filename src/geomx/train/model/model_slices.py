@@ -14,9 +14,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch import nn
 
@@ -24,6 +25,7 @@ from geomx.codecs.measure import scaled
 from geomx.errors import Unsupported
 from geomx.layout import SLICES_WANTED, Layout, Part, Role, Slice, Tensor, automatic_slice_elements
 from geomx.train.model.fsdp import held, is_cut
+from geomx.train.model.rows import gather_rows, write_rows
 from geomx.wire import presence
 
 LEDGER = "geomx.ledger"
@@ -63,6 +65,7 @@ class ModelSlices:
     """A model's tensors by their number in the layout. `members`: how many elements the ledger has, 0: none.
 
     `slice_elements`: 0 cuts the model into about so many `slices`. `models`: the names of several, each a submodule.
+    `rows`: see `geomx.train.model.rows.rows_of`.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class ModelSlices:
         slices: int = SLICES_WANTED,
         size_bounds: tuple[int, ...] = (),
         models: Sequence[str] = (),
+        rows: Mapping[int, int] | None = None,
     ) -> None:
         self._model = model
         self._own: frozenset[int] | None = None  # of one model, its tensors; see `of_model`
@@ -88,7 +92,10 @@ class ModelSlices:
         for name, parameter in model.named_parameters():
             trained = parameter.requires_grad and id(parameter) in group_of
             group = group_of[id(parameter)] if trained else 0
-            tensors.append(_described(plain_name(name), parameter, "weight" if trained else "frozen", group))
+            described = _described(plain_name(name), parameter, "weight" if trained else "frozen", group)
+            if rows and trained:
+                described = msgspec.structs.replace(described, row=rows.get(id(parameter), 0))
+            tensors.append(described)
             self.parameters.append(parameter)
         for name, buffer in model.named_buffers():
             self._buffer_names[len(tensors)] = name
@@ -204,6 +211,9 @@ class ModelSlices:
         """
         if not weight:
             return nothing(slice_)
+        if slice_.row and (gradient := source(slice_.parts[0].tensor)) is not None and gradient.is_sparse:
+            rows, most = gather_rows(slice_, gradient, weight)
+            return Gathered(rows, None, most)
         found = [_cut_out(source(part.tensor), part) for part in slice_.parts]
         present = presence.pack([each is not None for each in found])
         if all(each is None for each in found):
@@ -226,8 +236,11 @@ class ModelSlices:
         return Gathered(values, present, largest_of(largest))
 
     def scatter(self, slice_: Slice, values: torch.Tensor) -> None:
-        """Give the live tensors of a slice its `values` (flat)."""
+        """Give the live tensors of a slice its `values` (flat), or those rows of it that come."""
         for part in slice_.parts:
+            if values.is_sparse:
+                write_rows(self.tensor(part.tensor), part, values)
+                continue
             own = values[part.offset : part.offset + part.elements]
             write_flat(self.tensor(part.tensor), part, own)
             if part.tensor in self.masters:

@@ -11,21 +11,28 @@ from torch.nn.parallel import DistributedDataParallel
 from geomx.config.compatibility.script import Keeps, Script
 from geomx.errors import Unsupported
 from geomx.layout import ITEM_BYTES, Tensor
-from geomx.optim import ELEMENTWISE
+from geomx.optim import ELEMENTWISE, ROWWISE
 from geomx.train.model.fsdp import check_cut, held, is_cut
 from geomx.train.model.model_slices import HALVES, dtype_name, plain_name, real
+from geomx.train.model.rows import rows_of
 
 TRAINED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
-_SERVED = {getattr(torch.optim, name): name for name in ELEMENTWISE}
+_SERVED = {getattr(torch.optim, name): name for name in (*ELEMENTWISE, *ROWWISE)}
+_BY_ROWS = tuple(getattr(torch.optim, name) for name in ROWWISE)
 
 
-def script_of(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Script:
-    """What a script's optimizer and its bound for gradients say of it."""
+def script_of(
+    optimizer: torch.optim.Optimizer, clip_norm: float | None, model: nn.Module | None = None
+) -> Script:
+    """What a script's optimizer and its bound for gradients say of it. `model`: where its gradients may be sparse."""
+    is_sparse = model is not None and bool(rows_of(model))
+    moves_all = is_sparse and isinstance(optimizer, torch.optim.SGD) and has_momentum(optimizer)
     return Script(
         optimizer=type(optimizer).__name__,
         keeps=kept_by(optimizer),
         momentum=has_momentum(optimizer),
-        elementwise=rule_of(optimizer) is not None,
+        elementwise=rule_of(optimizer) is not None
+        and not moves_all,  # rows without a gradient would move, too
         clips=clip_norm is not None,
     )
 
@@ -48,8 +55,6 @@ def check_optimizer(optimizer: torch.optim.Optimizer, on_server: bool, is_local:
         p.dtype in HALVES for g in optimizer.param_groups for p in g["params"]
     ):
         raise Unsupported(f"{name} in half precision: keep the parameters in float32")
-    if issubclass(kind, torch.optim.SparseAdam):
-        raise Unsupported(f"{name} needs sparse gradients, which are not supported; use torch.optim.Adam")
     for group in optimizer.param_groups:
         if group.get("differentiable"):
             raise Unsupported("differentiable=True cannot reach through a run; leave it False")
@@ -57,6 +62,31 @@ def check_optimizer(optimizer: torch.optim.Optimizer, on_server: bool, is_local:
             raise Unsupported(
                 f'{name} with capturable=True: leave it False, or set optimizer.place = "workers"; CUDA graphs have no '
                 "meaning on a global server"
+            )
+
+
+def check_rows(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise `Unsupported` for an optimizer of torch that cannot do with the gradients of this model.
+
+    It would say so itself, but on a global server, and in the middle of a step.
+    """
+    rows, kind = rows_of(model), type(optimizer)
+    is_torchs = kind.__module__.startswith("torch.optim")
+    for group in optimizer.param_groups:
+        of_rows = [p for p in group["params"] if p.requires_grad and id(p) in rows]
+        if of_rows and is_torchs and kind not in _BY_ROWS:
+            raise Unsupported(
+                f"{kind.__name__} cannot step by sparse gradients, which the model's embeddings have (sparse=True); "
+                "take SparseAdam, SGD or Adagrad for them, or set sparse=False"
+            )
+        if of_rows and group.get("weight_decay"):
+            raise Unsupported(
+                "weight_decay changes every row in every step; leave it 0 for embeddings with sparse=True"
+            )
+        if kind is torch.optim.SparseAdam and len(of_rows) < sum(p.requires_grad for p in group["params"]):
+            raise Unsupported(
+                "SparseAdam steps by sparse gradients alone; give the other parameters an optimizer of their own, and "
+                'attach both parts of the model by name: run.attach(model.body, optimizer, name="body")'
             )
 
 
@@ -113,10 +143,11 @@ def check_model(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: int) 
 
 
 def check_gradient(tensor: Tensor, gradient: torch.Tensor) -> None:
-    """Raise `Unsupported` for a gradient that is sparse, or of a parameter that is not as it was at `attach`."""
-    if gradient.layout is not torch.strided:
+    """Raise `Unsupported` for a gradient that is unexpectedly sparse, or of a parameter that is not as at `attach`."""
+    if gradient.layout is not torch.strided and not (tensor.row and gradient.is_sparse):
         raise Unsupported(
-            f"the gradient of {tensor.name} is {gradient.layout}: only dense gradients are supported"
+            f"the gradient of {tensor.name} is {gradient.layout}: sparse gradients are those of nn.Embedding and "
+            "nn.EmbeddingBag with sparse=True, which must be so at attach()"
         )
     gradient = real(gradient)
     dtype, shape = dtype_name(gradient.dtype), tuple(gradient.shape)
@@ -169,8 +200,8 @@ def _check_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _check_embedding(name: str, module: nn.Embedding | nn.EmbeddingBag) -> None:
-    if module.sparse:
-        raise Unsupported(f"{name} has sparse=True: sparse gradients are not supported; set it to False")
+    if module.sparse and module.weight.is_complex():
+        raise Unsupported(f"{name} has sparse=True and is complex: set sparse=False")
     if module.max_norm is not None:
         raise Unsupported(
             f"{name} has max_norm: its forward changes weights, and each worker would change others; leave it None, "

@@ -17,6 +17,7 @@ from geomx.node.port import Arrived
 from geomx.optim.clip import scale_of, square_sum, total
 from geomx.optim.hyper import plain_values, sender_of
 from geomx.train.model.model_slices import ModelSlices, overlap, write_flat
+from geomx.train.model.rows import joined
 from geomx.train.optimizer.masters import Masters
 from geomx.wire import presence
 from geomx.wire.messages import Hyperparameters
@@ -112,7 +113,9 @@ class OnWorkers:
         present = presence.unpack(arrived.update.present, len(slice_.parts))
         parts: list[tuple[Part, torch.Tensor | None]] = []
         for part, is_present in zip(slice_.parts, present, strict=True):
-            if is_present and values is not None:
+            if is_present and values is not None and values.is_sparse:
+                parts.append((part, values))
+            elif is_present and values is not None:
                 parts.append(self._own(part, values[part.offset : part.offset + part.elements]))
             else:
                 parts.append((part, None))
@@ -144,13 +147,22 @@ class OnWorkers:
         return scale_of(self._clip_norm, total({index: mean.square for index, mean in self._means.items()}))
 
     def _write_means(self, scale: float) -> None:
+        rows: dict[int, list[tuple[Part, torch.Tensor]]] = {}
         for _, mean in sorted(self._means.items()):
             for part, values in mean.parts:
                 parameter = self._masters.of(part.tensor)
+                if values is not None and values.is_sparse:
+                    rows.setdefault(part.tensor, []).append((part, values))
+                    continue
                 if values is None:
                     parameter.grad = None
                     continue
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 write_flat(parameter.grad, part, values * scale if scale < 1.0 else values)
+        for number, parts in rows.items():
+            parameter = self._masters.of(number)
+            parameter.grad = joined(parameter, parts)
+            if scale < 1.0:
+                parameter.grad.mul_(scale)
         self._means = {}

@@ -24,9 +24,9 @@ _NUMBERS = (
 
 def assemble(
     model_slices: ModelSlices, states: Mapping[int, SliceState]
-) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+) -> dict[torch.Tensor, dict[str, Any]]:
     """The state of whole parameters from that of their slices; parameters without state are left out."""
-    whole: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+    whole: dict[torch.Tensor, dict[str, Any]] = {}
     for index, state in states.items():
         slice_ = model_slices.layout.slices[index]
         own = SliceState(optimizers(state.planes), state.scalars)
@@ -34,10 +34,10 @@ def assemble(
             parameter = model_slices.trained[part.tensor]
             for key, value in values.items():
                 kept = whole.setdefault(parameter, {})
-                if value.dim() == 0:
+                if isinstance(value, int) or value.dim() == 0:
                     kept[key] = value
                 else:
-                    write_flat(kept.setdefault(key, _empty(parameter, slice_)), part, value)
+                    write_flat(kept.setdefault(key, _empty(parameter, slice_)), part, value.reshape(-1))
     return whole
 
 

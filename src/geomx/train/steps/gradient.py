@@ -28,6 +28,7 @@ from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import ModelSlices
+from geomx.train.model.rows import as_rows
 from geomx.train.model.support import check_gradient
 from geomx.train.optimizer.placement import OptimizerPlacement
 from geomx.train.party.intra_party import ThroughServer
@@ -48,6 +49,7 @@ class _OpenStep:
     reading: Reading
     pushed: set[int] = field(default_factory=set)
     gradients: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    rows: dict[int, torch.Tensor] = field(default_factory=dict)  # of gradients that are sparse, coalesced
     hypers: dict[int, Hyperparameters] = field(default_factory=dict)
 
 
@@ -218,9 +220,14 @@ class GradientSteps(Steps):
             value = self._model_slices.trained[number].grad
             if value is None:
                 return None
-            check_gradient(self._model_slices.layout.tensors[number], value)
+            tensor = self._model_slices.layout.tensors[number]
+            check_gradient(tensor, value)
             turn.gradients[number] = value, value._version
-            return value
+            if not tensor.row:
+                return value
+            if number not in turn.rows:
+                turn.rows[number] = as_rows(value)
+            return turn.rows[number]
 
         for slice_, weight, packed in self._intra_party.contributions(slices, gradient, turn.weight):
             if slice_.group not in turn.hypers:

@@ -1,0 +1,58 @@
+"""Parameters whose gradients are sparse: the weights of `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)`.
+
+Of such a gradient the rows travel that it has; see `geomx.codecs.rows`. Nothing here is as large as the parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+
+from geomx.codecs.measure import scaled
+from geomx.codecs.rows import indices_of, made
+from geomx.layout import Part, Slice
+
+
+def rows_of(model: nn.Module) -> Mapping[int, int]:
+    """The parameters (by id) with such gradients, and how many elements their rows have."""
+    return {
+        id(module.weight): module.weight.shape[1]
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    }
+
+
+def as_rows(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient, coalesced; where the parameter was used densely as well, of the rows that are not zero."""
+    return (gradient if gradient.is_sparse else gradient.to_sparse(1)).coalesce()
+
+
+def gather_rows(slice_: Slice, gradient: torch.Tensor, weight: float) -> tuple[torch.Tensor, float]:
+    """weight · those rows of a gradient (as `as_rows` gives it) that are in the slice, and the largest |value|."""
+    first = slice_.parts[0].start // slice_.row
+    indices = indices_of(gradient)
+    start, stop = torch.searchsorted(indices, indices.new_tensor([first, first + slice_.rows])).tolist()
+    own = gradient.values()[start:stop].reshape(-1).detach()
+    dtype = getattr(torch, slice_.dtype)
+    values = torch.empty(own.numel(), dtype=dtype)
+    largest = scaled(own.to("cpu", dtype), weight, values)
+    return made(slice_, (indices[start:stop] - first).cpu(), values), largest
+
+
+def write_rows(tensor: torch.Tensor, part: Part, rows: torch.Tensor) -> None:
+    """Give a parameter those rows of a part of it."""
+    with torch.no_grad():
+        indices = indices_of(rows) + part.start // rows.shape[1]
+        tensor.index_copy_(0, indices.to(tensor.device), rows.values().to(tensor.device, tensor.dtype))
+
+
+def joined(parameter: torch.Tensor, parts: Iterable[tuple[Part, torch.Tensor]]) -> torch.Tensor:
+    """A sparse gradient of a parameter, from the rows of its parts, in order."""
+    every = list(parts)
+    indices = torch.cat([indices_of(rows) + part.start // parameter.shape[1] for part, rows in every])
+    values = torch.cat([rows.values() for _, rows in every]).to(parameter.device, parameter.dtype)
+    return torch.sparse_coo_tensor(
+        indices[None].to(parameter.device), values, parameter.shape, is_coalesced=True, check_invariants=False
+    )
