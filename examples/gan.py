@@ -20,9 +20,7 @@ NOISE, EPOCHS, BATCH = 32, 20, 32
 
 def build(sizes: tuple[int, ...]) -> nn.Sequential:
     """Linear layers of these sizes, with LeakyReLU between them."""
-    layers: list[nn.Module] = []
-    for wide, narrow in pairwise(sizes):
-        layers += [nn.Linear(wide, narrow), nn.LeakyReLU(0.2)]
+    layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.LeakyReLU(0.2))]
     return nn.Sequential(*layers[:-1])
 
 
@@ -54,10 +52,7 @@ def main() -> None:
             apart = float((made.mean(0) - images.mean(0)).abs().mean())
         run.log(loss=loss, apart=apart)
         if run.is_first:
-            print(
-                f"epoch {epoch:2d}   loss of the critic {loss:.3f}   mean pixels apart {apart:.4f}",
-                flush=True,
-            )
+            print(f"epoch {epoch:2d}   loss of the critic {loss:.3f}   pixels apart {apart:.4f}", flush=True)
     run.close()
 
 

@@ -26,8 +26,7 @@ class Digits(lightning.LightningModule):
         self.model = build_model()
 
     def training_step(self, batch: Batch, _: int) -> torch.Tensor:
-        images, labels = batch
-        return F.cross_entropy(self.model(images), labels)
+        return F.cross_entropy(self.model(batch[0]), batch[1])
 
     def validation_step(self, batch: Batch, _: int) -> None:
         images, labels = batch
@@ -53,10 +52,8 @@ def main() -> None:
     )
     trainer.fit(Digits(), DataLoader(train_set, 32, shuffle=True), DataLoader(test_set, 359))
     if strategy.run.is_first:
-        print(
-            f"test accuracy {trainer.callback_metrics['accuracy']:.2%} behind {trainer.global_step} steps",
-            flush=True,
-        )
+        accuracy = trainer.callback_metrics["accuracy"]
+        print(f"test accuracy {accuracy:.2%} behind {trainer.global_step} steps", flush=True)
 
 
 if __name__ == "__main__":

@@ -35,17 +35,14 @@ class Texts(Dataset[dict[str, torch.Tensor]]):
 def main() -> None:
     set_seed(0)
     train_set, validation_set = load_text()
-    config = GPT2Config(
-        vocab_size=BYTES, n_positions=CONTEXT, n_embd=96, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
-    )
+    sizes = {"vocab_size": BYTES, "n_positions": CONTEXT, "n_embd": 96, "n_layer": 2, "n_head": 4}
+    config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
     arguments = TrainingArguments(
         "out/trainer",
         max_steps=STEPS,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
         learning_rate=3e-3,
-        warmup_steps=10,
-        logging_steps=20,
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,

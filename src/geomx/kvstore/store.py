@@ -28,7 +28,7 @@ Key = int | str
 Array = torch.Tensor | np.ndarray[Any, Any]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 POLICIES = {"dist_sync": "fsa", "dist_async": "mixed"}
-COMPRESSIONS = {"2bit": "two_bit", "fp16": "fp16", "bisparse": "bisparse", "mpq": "mpq"}
+COMPRESSIONS = {"2bit": "two_bit", "fp16": "fp16", "bisparse": "bisparse", "bsc": "bisparse", "mpq": "mpq"}
 
 
 def create(name: str = "dist_sync", run: LiveRun | None = None) -> KVStore:
@@ -129,7 +129,7 @@ class KVStore:
         """Check that the description compresses so, which decides it for all nodes.
 
         Args:
-            compression: As for GeoMX, such as `{"type": "bisparse", "threshold": 0.01}`.
+            compression: As for GeoMX, such as `{"type": "bsc", "threshold": 0.01}`.
 
         Raises:
             Unsupported: The description says something else; the message tells what to write.

@@ -28,6 +28,7 @@ ALL = "all"
 NOT_HERE = ("fashion-mnist", "three-machines")  # they need a data set of their own, or more machines
 NEEDS = {
     "trainer": "transformers",
+    "lora": "peft",
     "lightning": "lightning",
     "actor_critic": "gymnasium",
 }  # else not here either
