@@ -16,6 +16,7 @@ PARTIES = "".join(f'[[party]]\nname = "{name}"\nworkers = 1\n' for name in "AB")
 # of each: its script, the batch of both workers, how many steps it takes, what it leaves
 TRAINERS = {
     "transformers": ("trainer_script.py", 4, 10, ["checkpoint-10", "checkpoint-5"]),
+    "accelerate": ("accelerate_script.py", 4, 10, ["1", "2"]),
     "lightning": ("lightning_script.py", 10, 24, [f"epoch={epoch}.ckpt" for epoch in range(4)]),
 }
 

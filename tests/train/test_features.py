@@ -12,6 +12,7 @@ from exploring import each_value
 from live_runs import assert_close, batch, begin, place_of, small_model, train, weights
 from loops import STEPS, Body, Loop, MakeOptimizer, adam, both, momentum, plain_steps
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from geomx.config.compatibility.choices import OptimizerPlace
 from geomx.train import LiveRun, Settings
@@ -189,6 +190,118 @@ def casts(loop: Loop) -> None:
         loop.optimizer.step()
 
 
+class Recomputed(nn.Module):
+    """Its activations are computed once more in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = small_model()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.body, x, use_reentrant=False)
+
+
+class Odd(nn.Module):
+    """A parameter without dimensions, and one without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.scale, self.none = (
+            small_model(),
+            nn.Parameter(torch.ones(()).double()),
+            nn.Parameter(torch.zeros(0, 3).double()),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x) * self.scale + self.none.sum()
+
+
+class Recurrent(nn.Module):
+    """Attention, and a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn, self.last = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 5)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen, _ = self.rnn(x.view(-1, 5, 4))
+        return self.last(self.attention(seen, seen, seen)[0].mean(1))
+
+
+def normed() -> nn.Module:
+    model = small_model()
+    nn.utils.parametrizations.weight_norm(model[0])
+    return model
+
+
+def hooked() -> nn.Module:
+    """Hooks of a module and of a parameter, which double a gradient and what a layer gives."""
+    model = small_model()
+    model[2].weight.register_hook(lambda gradient: 2 * gradient)
+    model[1].register_forward_hook(lambda _module, _inputs, output: 2 * output)
+    model[2].register_full_backward_hook(lambda _module, inputs, _outputs: inputs)
+    return model
+
+
+def penalizes(loop: Loop) -> None:
+    """A backward through gradients."""
+    for step in range(STEPS):
+        x, y = loop.batches(step)
+        loop.optimizer.zero_grad()
+        x = x.requires_grad_()
+        output = loop.model(x)
+        (slope,) = torch.autograd.grad(output.square().sum(1).mean(), x, create_graph=True)
+        weight = len(x) / len(y)
+        (F.mse_loss(output, y) + weight * (slope * len(x)).square().sum(1).mean()).backward()
+        loop.optimizer.step()
+
+
+def looks_twice(loop: Loop) -> None:
+    """Two forwards before one backward."""
+    for step in range(STEPS):
+        x, y = loop.batches(step)
+        loop.optimizer.zero_grad()
+        (F.mse_loss(loop.model(x), y) + F.mse_loss(loop.model(-x), y)).backward()
+        loop.optimizer.step()
+
+
+def retains(loop: Loop) -> None:
+    for step in range(STEPS):
+        x, y = loop.batches(step)
+        loop.optimizer.zero_grad()
+        loss = F.mse_loss(loop.model(x), y)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        loop.optimizer.step()
+
+
+def calls_functionally(loop: Loop) -> None:
+    for step in range(STEPS):
+        x, y = loop.batches(step)
+        loop.optimizer.zero_grad()
+        F.mse_loss(
+            torch.func.functional_call(loop.model, dict(loop.model.named_parameters()), (x,)), y
+        ).backward()
+        loop.optimizer.step()
+
+
+def averages(loop: Loop) -> None:
+    """A mean over steps, beside the model; the last step begins with it."""
+    mean = torch.optim.swa_utils.AveragedModel(loop.model)
+    for step in range(STEPS):
+        loop.step(step)
+        mean.update_parameters(loop.model)
+    assert not torch.equal(next(mean.module.parameters()), next(loop.model.parameters()))
+
+
+def detects(loop: Loop) -> None:
+    with torch.autograd.set_detect_anomaly(True):
+        plain_steps(loop)
+
+
 BFLOAT16_RTOL = 2e-2
 LOOPS: dict[str, tuple[Body, dict[str, Any]]] = {
     "freezing later": (freezes, {}),
@@ -199,6 +312,22 @@ LOOPS: dict[str, tuple[Body, dict[str, Any]]] = {
     "a parameter that only an accumulated batch used": (accumulates, {"make_model": PartlyUsed}),
     "a closure": (closes, {}),
     "edits of gradients": (edits, {"push_at": "step"}),
+    "activation checkpointing": (plain_steps, {"make_model": Recomputed}),
+    "parameters without dimensions or elements": (plain_steps, {"make_model": Odd}),
+    "recurrent layers and attention": (plain_steps, {"make_model": Recurrent}),
+    "a parametrization before attach": (plain_steps, {"make_model": normed}),
+    "hooks": (plain_steps, {"make_model": hooked}),
+    "a gradient penalty": (penalizes, {}),
+    "two forwards before a backward": (looks_twice, {}),
+    "retain_graph": (retains, {"push_at": "step"}),
+    "torch.func.functional_call": (calls_functionally, {}),
+    "an average of the weights": (averages, {}),
+    "anomaly detection": (detects, {}),
+    "maximize, amsgrad": (
+        plain_steps,
+        {"make_optimizer": lambda m: torch.optim.Adam(m.parameters(), lr=0.01, amsgrad=True, maximize=True)},
+    ),
+    "foreach": (plain_steps, {"make_optimizer": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, foreach=True)}),
     "autocast": (
         casts, {"make_model": lambda: small_model(dtype=torch.float32), "rtol": BFLOAT16_RTOL},
     ),

@@ -27,6 +27,11 @@ class Passes:
             self._left -= 1
             yield batch
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the batch that was handed over is the last of its pass."""
+        return self._left <= 0
+
     def __len__(self) -> int:
         return len(self._share)
 
