@@ -115,7 +115,7 @@ def share_of_lr(step: int, warmup: int, steps: int) -> float:
 
 
 def loss_of(model: nn.Module, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model(text).flatten(0, 1), following.flatten())
+    return F.cross_entropy(model(text).flatten(0, 1).float(), following.flatten())
 
 
 def passes(batches: Iterable[list[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
@@ -168,6 +168,12 @@ def arguments() -> argparse.Namespace:
     add("--lr", type=float, default=2e-3, help="AdamW's highest learning rate")
     add("--warmup", type=int, default=10, help="steps until it is reached")
     add("--validate-every", type=int, default=60, metavar="STEPS")
+    add(
+        "--precision",
+        choices=("float32", "autocast", "bfloat16"),
+        default="float32",
+        help="bfloat16: of the weights, too",
+    )
     add("--seed", type=int, default=0, help="of the first weights; the order of the text is the run's")
     add(
         "--checkpoint",
@@ -186,7 +192,9 @@ def main() -> None:
     loader = DataLoader(train_set, chosen.batch, shuffle=True, drop_last=True)
     batches = passes(run.shard(loader, over="run"))  # ←
 
-    model = Gpt()
+    model = Gpt().to(torch.bfloat16 if chosen.precision == "bfloat16" else torch.float32)
+    if chosen.precision == "autocast":
+        model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore[method-assign]
     optimizer = build_optimizer(model, chosen.lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: share_of_lr(step, chosen.warmup, chosen.steps)
