@@ -23,6 +23,7 @@ from live_runs import (
     weights,
 )
 from policy_runs import train_by
+from safetensors.torch import load_file
 from torch import nn
 
 from geomx.codecs.pack.values import FORMS
@@ -152,6 +153,40 @@ def test_a_checkpoint_goes_on_with_the_same_bits(tmp_path: Path, codec: str, pla
     again, _ = train_by("fsa", [1, 1], script(make, torch.bfloat16, range(4, 8), load=at), given, **how)
     assert_equal(again["A/0"], whole["A/0"])
     assert_equal(again["B/0"], whole["A/0"])
+
+
+def test_masters_of_workers_are_the_servers_weights_after_a_checkpoint(tmp_path: Path) -> None:
+    first, second = (tmp_path / f"{name}.safetensors" for name in ("workers", "server"))
+    whole, _ = train_by("fsa", [1, 1], script(adamw, torch.bfloat16, range(8)), {"place": "server"})
+    train_by("fsa", [1, 1], script(adamw, torch.bfloat16, range(4), save=first), {"place": "workers"})
+    moved = script(adamw, torch.bfloat16, range(4, 8), load=first, save=second)
+    again, _ = train_by("fsa", [1, 1], moved, {"place": "server"})
+    assert any(name.endswith(".master") for name in load_file(first))
+    assert not any(name.endswith(".master") for name in load_file(second))
+    for name, values in whole["A/0"].items():
+        assert torch.allclose(again["A/0"][name].float(), values.float(), rtol=0.01, atol=2e-3)
+
+
+@pytest.mark.parametrize("place", ["server", "workers"])
+def test_loading_the_state_that_is_there_changes_nothing(place: Any) -> None:
+    """Not even what is too small for the parameter's type."""
+
+    def of(loads: bool) -> dict[str, dict[str, torch.Tensor]]:
+        def main(run: LiveRun) -> dict[str, torch.Tensor]:
+            model, optimizer = begin(run, adamw, small_model(0, torch.float32).bfloat16())
+            for step in range(12):
+                run.weight(len(parts_of(step, 2)[place_of(run)][0]))
+                optimizer.zero_grad()
+                loss_of(model, step, place_of(run), 2).backward()
+                optimizer.step()
+                if step == 5 and loads:
+                    optimizer.load_state_dict(optimizer.state_dict())
+            run.close()
+            return weights(model)
+
+        return train_by("fsa", [1, 1], main, {"place": place})[0]
+
+    assert_equal(of(True)["B/0"], of(False)["A/0"])
 
 
 class Several(nn.Module):

@@ -91,8 +91,10 @@ def test_parties_need_not_wait() -> None:
             kv.pushpull("w", torch.ones(3, dtype=torch.float64))
         return kv.pull("w")
 
-    results, _ = train_by("mixed", [1, 1], main, {"policy_spec": "mixed"})
-    assert all((value < 0.0).all() for value in results.values())
+    for parties in ([1], [1, 1], [2, 2], [1, 1, 1]):
+        results, _ = train_by("mixed", parties, main, {"policy_spec": "mixed"})
+        last = min(float(value[0]) for value in results.values())
+        assert last == -0.5 * 4 * sum(parties)
 
 
 def test_a_checkpoint(tmp_path: Path) -> None:

@@ -11,14 +11,29 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exploring import each_value
-from live_runs import assert_alike, assert_close, assert_equal, place_of, train, weights
+from live_runs import (
+    Faults,
+    assert_alike,
+    assert_close,
+    assert_equal,
+    cuts,
+    dies,
+    pauses,
+    place_of,
+    root_s,
+    sleep,
+    train,
+    weights,
+)
 from policy_runs import settings, train_by
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from geomx.errors import GeomxError, RunFailed, Unsupported
+from geomx.errors import GeomxError, NodeLost, RunFailed, Unsupported
+from geomx.rounds.losses import Losses
 from geomx.train import LiveRun, Settings
+from geomx.wire.session import Patience
 
 STEPS = 4
 CUT = Settings(slice_elements=64, pack_below=40, ledger=True)
@@ -325,7 +340,8 @@ def test_refusals() -> None:
     refused("in the optimizers of two models", shared)
     refused("OwnAdam cannot run on the global servers", elsewhere, {"place": "server"})
     refused('leave it "step"', backward)
-    refused("go on from a checkpoint", both, {"on_loss": "continue"})
+    refused("go on from a checkpoint", both, {"on_loss": "wait"})
+    refused("go on from a checkpoint", both, {"on_loss": "continue", "spec": "mixed"})
     refused("leave the overlay out", both, {"has_overlay": True})
     refused("take fsa", both, {"spec": "esync"})
 
@@ -342,3 +358,80 @@ def test_workers_that_step_others_are_told_apart() -> None:
         main,
         error=RunFailed,
     )
+
+
+PATIENCE = Patience(heartbeat_s=0.1, timeout_s=0.4)
+
+
+def returning(
+    faults: Faults, epochs: int, critics: int = 2, parties: Any = (2, 1)
+) -> tuple[dict[str, Any], Any, dict[str, list[int]]]:
+    """A GAN on shares of 24 samples, and how many of its own steps each worker has taken."""
+    began: dict[str, list[int]] = {}
+
+    def main(run: LiveRun) -> dict[str, torch.Tensor]:
+        models, optimizers = attached(run, OPTIMIZERS["server"])
+        data = TensorDataset(*batch_of(0, 0, 24))
+        loader = run.shard(DataLoader(data, 2, shuffle=True), over="run", train=True)
+        while run.epoch < epochs:
+            began.setdefault(run.name, []).append(run.epoch)
+            for x, z in loader:
+                sleep(run, 0.02)
+                descend((x, z), models, optimizers, critics)
+        run.close()
+        return of_both(models)
+
+    given = {"on_loss": "continue", "ledger": True}
+    how: dict[str, Any] = {"losses": Losses("continue", 60.0), "patience": PATIENCE}
+    results, simulator = train_by("fsa", parties, main, given, faults=faults, **how)
+    return results, simulator, began
+
+
+@pytest.mark.parametrize(
+    ("faults", "critics"),
+    [
+        pytest.param(dies("B/0", at_s=0.3, back_s=1.0), 1, id="killed"),
+        pytest.param(dies("B", "B/0", at_s=0.37, back_s=1.1), 2, id="with its server"),
+        pytest.param(pauses("B/0", 0.3, 1.0), 5, id="stood still"),
+        pytest.param(cuts("B", "global/0", 0.3, 1.0), 2, id="cut off"),
+        pytest.param(dies("A/1", at_s=0.31, back_s=0.9), 2, id="one of two"),
+    ],
+)
+def test_whoever_comes_back_takes_the_steps_that_the_others_take(faults: Faults, critics: int) -> None:
+    results, simulator, began = returning(faults, 24 if critics < 5 else 12, critics)
+    assert_alike(results)
+    assert any(fields["joined"] for fields in root_s(simulator, "roster"))
+    assert len(results) == 3
+    assert max(began["B/0"]) == max(began["A/0"])
+
+
+def test_it_comes_back_as_the_others_end() -> None:
+    """What it finds is the end of the last pass, or nobody any more."""
+    ends = []
+    for at_s in (1.0, 1.1, 1.2, 1.25, 1.3, 1.35):
+        try:
+            results, _, _ = returning(dies("B/0", at_s=0.3, back_s=at_s), 9)
+        except NodeLost:  # the run has ended
+            ends.append(False)
+        else:
+            assert_alike(results)
+            ends.append(True)
+    assert ends == sorted(ends, reverse=True)
+    assert ends[0]
+
+
+def test_without_shares_nobody_comes_back() -> None:
+    def main(run: LiveRun) -> None:
+        models, optimizers = attached(run, OPTIMIZERS["server"])
+        for step in range(40):
+            batch = batch_of(step, place_of(run))
+            run.weight(len(batch[0]))
+            sleep(run, 0.05)
+            descend(batch, models, optimizers)
+        run.close()
+
+    how: dict[str, Any] = {"losses": Losses("continue", 60.0), "patience": PATIENCE}
+    with pytest.raises(RunFailed, match=r"by the batches of run\.shard"):
+        train_by(
+            "fsa", (1, 1), main, {"on_loss": "continue"}, faults=dies("B/0", at_s=0.3, back_s=0.9), **how
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,15 @@ def batch_of(step: int, place: int) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def descend(model: nn.Module, optimizer: Any, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+def descend(
+    model: nn.Module,
+    optimizer: Any,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    edit: Callable[[nn.Module], None] = lambda model: None,
+) -> None:
     optimizer.zero_grad()
     F.cross_entropy(model(batch[0]).double(), batch[1]).backward()
+    edit(model)
     optimizer.step()
 
 
@@ -96,6 +103,7 @@ def script(
     make_model: Callable[[int], nn.Module] = Words,
     clip: float | None = None,
     seconds: float = 0.0,
+    edit: Callable[[int, nn.Module], None] = lambda step, model: None,
     **files: Path,
 ) -> Any:
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
@@ -107,7 +115,7 @@ def script(
             batch = batch_of(step, place_of(run))
             run.weight(len(batch[0]))
             sleep(run, seconds)
-            descend(model, optimizer, batch)
+            descend(model, optimizer, batch, partial(edit, step))
         if "save" in files:
             run.save(files["save"])
         run.close()
@@ -173,6 +181,22 @@ def test_policies_make_of_it_what_they_make_of_dense_gradients(spec: str, make: 
     results = of(True)
     assert_alike(results)
     assert_close(results["A/0"], of(False)["A/0"])
+
+
+@pytest.mark.parametrize("make", [sgd, adagrad])
+def test_local_steps_are_clipped_and_skipped_as_dense_ones_are(make: Make) -> None:
+    def spoil(step: int, model: nn.Module) -> None:
+        if step == 2:
+            model.words.weight.grad.mul_(float("nan"))  # type: ignore[union-attr, operator]
+
+    def of(sparse: bool) -> dict[str, torch.Tensor]:
+        main = script(make, make_model=lambda seed: Words(seed, sparse), clip=0.05, edit=spoil)
+        given = CUT | {"on_nonfinite": "skip", "push_at": "step"}
+        return train_by("hfa k1=1 k2=1", (1, 1), main, given)[0]["A/0"]
+
+    result = of(True)
+    assert all(torch.isfinite(values).all() for values in result.values())
+    assert_close(result, of(False))
 
 
 @pytest.mark.parametrize("overlay", ["ring", "trees"])
@@ -252,6 +276,18 @@ def test_a_checkpoint_goes_on_with_the_same_bits(tmp_path: Path, rule: Any, code
     train_by("fsa", (1, 1), both(rule, range(3), save=at), given, **how)
     again, _ = train_by("fsa", (1, 1), both(rule, range(3, 6), load=at), given, **how)
     assert_equal(again["B/0"], whole["A/0"])
+
+
+@pytest.mark.parametrize(("spec", "make"), [("fsa", momentum), ("fsa", adagrad), ("hfa k1=2 k2=1", momentum)])
+def test_checkpoints_of_one_model_go_on(tmp_path: Path, spec: str, make: Make) -> None:
+    """Also where a worker's momentum is a sparse tensor itself."""
+    at = tmp_path / "rows.safetensors"
+    whole, _ = train_by(spec, (1, 1), script(make, range(8)), CUT)
+    train_by(spec, (1, 1), script(make, range(4), save=at), CUT)
+    again, _ = train_by(spec, (1, 1), script(make, range(4, 8), load=at), CUT)
+    if spec == "fsa":
+        assert_close(again["B/0"], whole["A/0"])
+    assert_alike(again)
 
 
 class Tables(Words):
@@ -365,6 +401,32 @@ def test_what_cannot_be_is_refused_at_attach(
 ) -> None:
     with pytest.raises(Unsupported, match=told):
         train_by(policy, (1, 1), attaching(make), given)
+
+
+def test_momentum_that_comes_later_is_refused() -> None:
+    def main(run: LiveRun) -> None:
+        model = Words(0)
+        model, optimizer = run.attach(model, sgd(model))
+        for step in range(2):
+            run.weight(1)
+            descend(model, optimizer, batch_of(step, place_of(run)))
+            optimizer.param_groups[0]["momentum"] = 0.9
+
+    with pytest.raises(Unsupported, match="moves every row that has ever had one"):
+        train_by("fsa", (1, 1), main, CUT | {"push_at": "step"})
+
+
+def test_a_frozen_table_is_no_table_of_rows() -> None:
+    def main(run: LiveRun) -> dict[str, torch.Tensor]:
+        model = Words(0)
+        model.words.weight.requires_grad_(False)
+        model.bags.weight.requires_grad_(False)
+        model, optimizer = run.attach(model, momentum(model))
+        run.weight(1)
+        descend(model, optimizer, batch_of(0, place_of(run)))
+        return weights(model)
+
+    assert len(train_by("mixed", (1, 1), main, CUT)[0]) == 2
 
 
 def test_sparse_gradients_of_other_modules_are_refused() -> None:

@@ -79,11 +79,14 @@ class GeomxAccelerator(Accelerator):  # type: ignore[misc]
                 "attach each model with a name"
             )
         given = list(arguments)
-        for place, each in enumerate(given):
-            if isinstance(each, DataLoader):
-                share = self.run.shard(each, over=self._over, train=True, even=True)
-                given[place] = Batches(self, share)
-                break
+        loaders = [place for place, each in enumerate(given) if isinstance(each, DataLoader)]
+        if len(loaders) != 1:
+            raise Unsupported(
+                f"prepare() with an optimizer and {len(loaders)} DataLoaders: give it the one that trains, whose "
+                "batches are shared out among all workers, and prepare the others apart"
+            )
+        share = self.run.shard(given[loaders[0]], over=self._over, train=True, even=True)
+        given[loaders[0]] = Batches(self, share)
         prepared = super().prepare(*given, **more)
         found = next(each for each in prepared if isinstance(each, AcceleratedOptimizer))
         self._waiting = models[0], optimizers[0], found

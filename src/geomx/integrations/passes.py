@@ -22,8 +22,10 @@ class Passes:
 
     def __iter__(self) -> Iterator[Any]:
         self.finish()
-        self._pass, self._left = iter(self._share), len(self)
+        self._pass, is_first = iter(self._share), True
         for batch in self._pass:
+            if is_first:
+                self._left, is_first = len(self) - self._share.begun_behind, False
             self._left -= 1
             yield batch
 

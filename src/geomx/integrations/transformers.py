@@ -16,10 +16,13 @@ What it changes of this trainer:
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import TrainerState
 
 import geomx
 from geomx.errors import Unsupported
@@ -108,11 +111,11 @@ class _Attached(TrainerCallback):  # type: ignore[misc]
         """The optimizer and the schedule from a checkpoint, and the data from where that was."""
         self._resume(checkpoint)
         if checkpoint is not None:
-            steps, of_epoch = self._trainer.state.global_step, self._trainer.state.max_steps
-            epochs = max(1, round(self._trainer.args.num_train_epochs))
-            a_pass = max(1, of_epoch // epochs)
-            done = (steps % a_pass) * self._trainer.args.gradient_accumulation_steps
-            self._run.skip_to(steps // a_pass, done, steps)
+            assert self._passes is not None  # a trainer makes its loader first
+            told = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
+            steps, of_step = told.global_step, self._trainer.args.gradient_accumulation_steps
+            a_pass = max(1, math.ceil(len(self._passes) / of_step))
+            self._run.skip_to(steps // a_pass, (steps % a_pass) * of_step, steps)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any

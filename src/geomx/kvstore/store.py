@@ -1,12 +1,15 @@
 """The store: keys are parameters of one model, and pushes that come together are one step of it.
 
     push    adds up what a worker has for a key; nothing leaves yet
-    pull    what was pushed leaves, as one step of all workers, and the value is what the run has made of it
+    pull    what was pushed leaves, as one step of all workers, and the value is what the run has made of it; so it does
+            at `barrier` and `save_optimizer_states`, but not when the script ends
 
 So all keys of a loop should be pushed before the first is pulled, as lists: else each is a round trip of its own. A key
 that is pushed twice begins the next step. Workers make the same calls in the same order.
 
-As in MXNet, the optimizer is given the *sum* over workers, and without one the value becomes that sum.
+As in MXNet, the optimizer is given the *sum* over workers, and without one the value becomes that sum: with
+"dist_sync" over all (where some are lost, `run.on_loss`, their mean stands for them), with "dist_async" over those of a
+party, one party after the other.
 """
 
 from __future__ import annotations
@@ -139,13 +142,14 @@ class KVStore:
             raise Unsupported(
                 f"set_gradient_compression({dict(compression)!r}): types are {', '.join(COMPRESSIONS)}"
             )
-        there = self.run.codecs_up
-        if not any(spec.split()[0] == kind for spec in there.values()):
-            number = compression.get("threshold")
-            value = "" if number is None else f" {'threshold' if kind == 'two_bit' else 'ratio'}={number}"
+        there, number = self.run.codecs_up, compression.get("threshold")
+        asked = "" if number is None else f"{'threshold' if kind == 'two_bit' else 'ratio'}={number}"
+        if not any(
+            kind == spec.split()[0] and (not asked or asked in spec.split()) for spec in there.values()
+        ):
             raise Unsupported(
-                f'set_gradient_compression: the description has {there}; write wan.codec_up = "{kind}{value}" there, '
-                f'or a preset, such as run.preset = "geomx-{kind.replace("_", "-")}"'
+                f"set_gradient_compression: the description has {there}; write wan.codec_up = "
+                f'"{f"{kind} {asked}".strip()}" there'
             )
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
@@ -234,6 +238,8 @@ class KVStore:
     def save_optimizer_states(self, path: str, dump_optimizer: bool = False) -> None:
         """Write a checkpoint, with the values as well. Every worker calls it. `dump_optimizer`: as in MXNet."""
         self._begin()
+        if self._pushed:
+            self._step()
         self.run.save(path)
 
     def load_optimizer_states(self, path: str) -> None:
@@ -261,8 +267,10 @@ class KVStore:
         return self._of[key]
 
     def _step(self) -> None:
+        # The run's step is by a mean: of all workers, or of those of a party where parties do not wait for each other.
+        among = self.num_all_workers if self.type == "dist_sync" else self.num_workers
         for key, total in self._pushed.items():
-            self._of[key].grad = total.mul_(self.num_all_workers).to(self._of[key].device)
+            self._of[key].grad = total.mul_(among).to(self._of[key].device)
         self._pushed = {}
         self._take_step()
 

@@ -29,6 +29,7 @@ from geomx.node.slices.first_weights import FirstWeights
 from geomx.node.slices.join_state import check_reached
 from geomx.node.slices.joined import Joined
 from geomx.node.slices.missed import Held, Missed, added, with_held
+from geomx.node.slices.models import WORKERS
 from geomx.node.slices.payloads import TURN_BYTES, pack_layout, unpack_turns
 from geomx.node.slices.priority import priority_of
 from geomx.node.slices.slice_jobs import SliceJobs
@@ -142,7 +143,7 @@ class Uplink:
         self.layout, self._settings = layout, settings
         self._shard_of = layout.shards(len(self.parents))
         self._first_weights = FirstWeights(layout, self._node.note, self._node.now)
-        self.down.begin(aggregates=settings.get("optimizer") == "workers")
+        self.down.begin(aggregates=settings.get("optimizer") == WORKERS)
         self._tell_model(layout)
 
     def attach_anew(self) -> None:

@@ -23,7 +23,7 @@ from geomx.train.context import Planned, TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
 from geomx.train.model.model_slices import ModelSlices
-from geomx.train.model.rows import rows_of
+from geomx.train.model.rows import rows_of, strided
 from geomx.train.model.support import check_model, check_optimizer, check_rows, rule_of, script_of, unwrapped
 from geomx.train.optimizer.masters import Masters
 from geomx.train.optimizer.placement import OnServer, OnWorkers
@@ -198,7 +198,7 @@ def attach(context: TrainingContext, attachments: Sequence[Attachment]) -> Attac
     client.receive = attached.receive
     whole = settings.policy.plans is GradientStep
     _, mean = next_run_mean(settings.policy) or (0, LocalStep())
-    is_whole = whole or (stepped.local and mean.fragment[1] == 1 and not mean.overlap)
+    is_whole = not models and (whole or (stepped.local and mean.fragment[1] == 1 and not mean.overlap))
     manifest = _manifest(attachments)
     if client.attach(model_slices.layout, manifest, stepped.cohort, stepped.slices, whole, is_whole):
         broadcast.assign("attach()", model_slices.layout.slices, states)
@@ -260,10 +260,12 @@ def _check_several(context: TrainingContext, attachments: Sequence[Attachment]) 
             "several models with run.overlay or lan.overlay, whose members would wait for steps of another model; "
             "leave the overlay out"
         )
-    if settings.on_loss != "stop":
+    in_step = settings.policy.plans is GradientStep and settings.policy.lockstep
+    if settings.on_loss == "wait" or (settings.on_loss != "stop" and not in_step):
         raise Unsupported(
-            f'several models with run.on_loss = "{settings.on_loss}": whoever comes back would not know whose step it '
-            'is; set run.on_loss = "stop", and go on from a checkpoint'
+            f'several models with run.on_loss = "{settings.on_loss}" and {type(settings.policy).__name__}: whoever '
+            'comes back would not know whose step it is; set run.on_loss = "stop" and go on from a checkpoint, or '
+            '"continue" with fsa'
         )
 
 
@@ -401,7 +403,7 @@ def _state_digest(optimizer: torch.optim.Optimizer) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            for key, value in sorted(strided(optimizer.state.get(parameter, {})).items()):
                 digest.update(key.encode())
                 if isinstance(value, torch.Tensor):
                     flat = value.detach().cpu().reshape(-1).contiguous()

@@ -22,6 +22,7 @@ from geomx.node.peers.handshake import compare
 from geomx.node.peers.peer import Peer
 from geomx.node.slices.join_state import CANNOT_REJOIN, JoinState
 from geomx.node.slices.joined import grouped
+from geomx.node.slices.models import WORKERS
 from geomx.node.slices.payloads import pack_layout, pack_turns, unpack_layout
 from geomx.node.slices.priority import priority_of
 from geomx.node.slices.update_stream import sets_weights
@@ -225,7 +226,7 @@ class Reception:
     @property
     def serves_weights(self) -> bool:
         """Whether the weights are on the servers, and not on the workers alone."""
-        return self._settings.get("optimizer") != "workers"
+        return self._settings.get("optimizer") != WORKERS
 
     def _belong(self, leaves: tuple[str, ...], cohort: str) -> bool:
         return self._members.of(cohort).issuperset(leaves)

@@ -14,6 +14,7 @@ from geomx.errors import ProtocolError
 from geomx.layout import Layout
 from geomx.wire.messages import Value
 
+MOST_MODELS, MOST_DIGITS = 256, 6  # in what a stranger may have said
 WORKERS = "workers"  # in place of a rule, where these own the optimizer
 
 
@@ -35,7 +36,8 @@ def models_of(layout: Layout, settings: Mapping[str, Value]) -> list[Model]:
     models, first = list[Model](), 0
     for each in told.split(", "):
         name, _, count = each.rpartition(" ")
-        if not name or not count.isdigit():
+        is_number = count.isascii() and count.isdecimal() and len(count) <= MOST_DIGITS
+        if not name or not is_number or len(models) == MOST_MODELS:
             raise ProtocolError(f"{told!r} names no models")
         groups = range(first, first + int(count))
         own = frozenset(slice_.index for slice_ in trained if slice_.group in groups)

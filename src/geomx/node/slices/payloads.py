@@ -61,6 +61,8 @@ def has_values(push: Push, slice_: Slice) -> bool:
 def check_size(push: Push, slice_: Slice, codec: Codec) -> None:
     """Whether a push may announce that many bytes; raises `ProtocolError`."""
     carries = has_values(push, slice_)
+    if push.drains and slice_.row:
+        raise ProtocolError(f"slice {slice_.index} is drained, of which nobody holds anything back")
     if push.kind == "assign":
         count = carries + len(push.planes)
         fits = len(push.planes) <= PLANES_LIMIT and push.size == count * slice_.size_bytes

@@ -57,11 +57,12 @@ class Broadcast:
         states: Mapping[int, SliceState] | None = None,
         kept: Mapping[int, Planes] | None = None,
         alike: bool = False,
+        keeps_masters: bool = False,
     ) -> None:
         """Give every worker the first one's values of these slices; `states`: their optimizer state, too.
 
         `kept`: what edges near this worker held back (`kept`); all others begin anew. `alike`: every worker has these
-        values, so those of any will do.
+        values, so those of any will do. `keeps_masters`: of what the model has rounded, the servers' values stay.
         """
         gives = self._is_first or (alike and self._stands_in)
         helps = self._helps or (alike and self.goes_on)
@@ -72,7 +73,8 @@ class Broadcast:
             under_way.append(slice_.index)
             state = (states or {}).get(slice_.index, SliceState()) if gives else SliceState()
             planes = {**state.planes, **(kept or {}).get(slice_.index, {})}
-            self._assign(operation, slice_, SliceState(planes, state.scalars), gives, helps)
+            has_values = not (keeps_masters and slice_.stored)
+            self._assign(operation, slice_, SliceState(planes, state.scalars), gives, helps, has_values)
         self._client.next_turn()
         self._client.wait()
 
@@ -119,9 +121,19 @@ class Broadcast:
         else:
             self._aside[slice_.index] = values
 
-    def _assign(self, operation: str, slice_: Slice, state: SliceState, gives: bool, helps: bool) -> None:
+    def _assign(
+        self,
+        operation: str,
+        slice_: Slice,
+        state: SliceState,
+        gives: bool,
+        helps: bool,
+        has_values: bool = True,
+    ) -> None:
         packed: Packed = (None, absent(slice_))
-        if gives or (helps and self._model_slices.is_cut):
+        if not has_values:
+            pass
+        elif gives or (helps and self._model_slices.is_cut):
             found = self._intra_party.first(slice_, self._source(slice_))
             packed = found if gives else packed
         self._check_finite(operation, slice_, packed[0])

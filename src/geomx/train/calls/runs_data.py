@@ -53,6 +53,10 @@ class RunsData:
         self.reading = Reading(known.passes, known.batches + since, known.taken + since)
         self.is_known = known.read_at >= 0
 
+    def found(self, reading: Reading) -> None:
+        """This worker has seen by itself how far the others are."""
+        self.reading, self.is_known = reading, True
+
     def place_beside(self, place: Place) -> Place:
         """Where a script is beside the others, who have gone on without it from this place."""
         if not self.is_known:

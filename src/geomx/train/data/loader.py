@@ -94,6 +94,7 @@ class Share(Iterable[Any]):
         self._sampler = sampler
         self._progress = progress
         self._train = train
+        self.begun_behind = 0  # how many batches the pass that is under way has left out
 
     @property
     def batches(self) -> Iterable[Any]:
@@ -115,13 +116,14 @@ class Share(Iterable[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         this = self._progress.begin(self._train)
+        self.begun_behind = this.handed
         batches = self._from(this)
         if not this.trains:
             yield from batches
             return
         try:
             first, batch = self._first_samples(this), next(batches, _END)
-            while batch is not _END and not self._progress.is_behind:
+            while batch is not _END and not self._progress.is_over():
                 for _ in range(self._progress.skipped(this)):
                     batch = next(batches, _END)
                 if batch is _END:

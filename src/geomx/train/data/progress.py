@@ -25,6 +25,9 @@ class PassSteps(Protocol):
 
     ended: bool
 
+    def settle(self) -> None:
+        """Find out where the others are, before a batch, where this worker does not know."""
+
     def between(self) -> None:
         """Behind a step, or before a batch."""
 
@@ -145,6 +148,17 @@ class Progress:
     def is_behind(self) -> bool:
         """Whether the run has ended the pass that this worker is in: it was cut off meanwhile."""
         return self.attached is not None and self.epoch < self.attached.client.data.reading.passes
+
+    def is_over(self) -> bool:
+        """The same before a batch, as far as this worker knows or can find out."""
+        if self.attached is not None:
+            self.attached.steps.settle()
+        return self.is_behind
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a share is being read that trains."""
+        return bool(self._passes)
 
     def skipped(self, this: Pass) -> int:
         """How many batches of a pass the others have used that this worker has not: it was cut off meanwhile."""

@@ -6,12 +6,14 @@ Of such a gradient the rows travel that it has; see `geomx.codecs.rows`. Nothing
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from geomx.codecs.measure import scaled
 from geomx.codecs.rows import indices_of, made
+from geomx.errors import Unsupported
 from geomx.layout import Part, Slice
 
 
@@ -20,7 +22,31 @@ def rows_of(model: nn.Module) -> Mapping[int, int]:
     return {
         id(module.weight): module.weight.shape[1]
         for module in model.modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        and module.sparse
+        and module.weight.requires_grad
+    }
+
+
+def check_rows_group(group: Mapping[str, Any]) -> None:
+    """Raise `Unsupported` for hyper-parameters by which rows without a gradient would change at the global servers."""
+    if group.get("momentum"):
+        raise Unsupported(
+            "momentum of sparse gradients moves every row that has ever had one, which the global servers do not send; "
+            'set optimizer.place = "workers" (torch.optim.lr_scheduler.OneCycleLR sets momentum unless '
+            "cycle_momentum=False)"
+        )
+    if group.get("weight_decay"):
+        raise Unsupported(
+            "weight_decay changes every row in every step; leave it 0 for embeddings with sparse=True"
+        )
+
+
+def strided(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter's state in an optimizer, without sparse tensors, such as the momentum of sparse gradients."""
+    return {
+        key: value.to_dense() if isinstance(value, torch.Tensor) and value.is_sparse else value
+        for key, value in state.items()
     }
 
 

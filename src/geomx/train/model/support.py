@@ -14,7 +14,7 @@ from geomx.layout import ITEM_BYTES, Tensor
 from geomx.optim import ELEMENTWISE, ROWWISE
 from geomx.train.model.fsdp import check_cut, held, is_cut
 from geomx.train.model.model_slices import HALVES, dtype_name, plain_name, real
-from geomx.train.model.rows import rows_of
+from geomx.train.model.rows import check_rows_group, rows_of
 
 TRAINED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
 _SERVED = {getattr(torch.optim, name): name for name in (*ELEMENTWISE, *ROWWISE)}
@@ -79,10 +79,8 @@ def check_rows(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
                 f"{kind.__name__} cannot step by sparse gradients, which the model's embeddings have (sparse=True); "
                 "take SparseAdam, SGD or Adagrad for them, or set sparse=False"
             )
-        if of_rows and group.get("weight_decay"):
-            raise Unsupported(
-                "weight_decay changes every row in every step; leave it 0 for embeddings with sparse=True"
-            )
+        if of_rows and is_torchs:
+            check_rows_group({"weight_decay": group.get("weight_decay")})
         if kind is torch.optim.SparseAdam and len(of_rows) < sum(p.requires_grad for p in group["params"]):
             raise Unsupported(
                 "SparseAdam steps by sparse gradients alone; give the other parameters an optimizer of their own, and "

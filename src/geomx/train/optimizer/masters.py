@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from geomx.train.model.model_slices import HALVES, ModelSlices
+from geomx.train.model.rows import strided
 
 MASTER = "master"  # its key in a parameter's state, in checkpoints
 
@@ -93,7 +94,9 @@ class Masters:
 
     def state(self) -> Mapping[torch.Tensor, Mapping[str, Any]]:
         """The optimizer's state, by the model's parameters; with the masters."""
-        own: dict[torch.Tensor, Mapping[str, Any]] = dict(self._optimizer.state)
+        own: dict[torch.Tensor, Mapping[str, Any]] = {
+            parameter: strided(state) for parameter, state in self._optimizer.state.items()
+        }
         for number, parameter in self._halves.items():
             master = self._masters[number]
             own[parameter] = {**own.pop(master, {}), MASTER: master}
@@ -107,7 +110,10 @@ class Masters:
             for number, parameter in self._halves.items():
                 master = self._masters[number]
                 kept = self._optimizer.state.get(master, {}).pop(MASTER, None)
-                master.copy_(parameter if kept is None else kept)
+                if kept is not None:
+                    master.copy_(kept)
+                elif not torch.equal(master.to(parameter.dtype), parameter):  # else it is what was rounded
+                    master.copy_(parameter)
 
 
 def _widened(value: Any) -> Any:

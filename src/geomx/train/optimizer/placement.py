@@ -17,7 +17,7 @@ from geomx.node.port import Arrived
 from geomx.optim.clip import scale_of, square_sum, total
 from geomx.optim.hyper import plain_values, sender_of
 from geomx.train.model.model_slices import ModelSlices, overlap, write_flat
-from geomx.train.model.rows import joined
+from geomx.train.model.rows import check_rows_group, joined
 from geomx.train.optimizer.masters import Masters
 from geomx.wire import presence
 from geomx.wire.messages import Hyperparameters
@@ -60,6 +60,7 @@ class OnServer:
         self._model_slices, self._first_group = model_slices, first_group
         self._optimizer = optimizer
         self._sender = sender_of(rule)
+        self._of_rows = {slice_.group for slice_ in model_slices.layout.slices if slice_.row}
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -67,7 +68,10 @@ class OnServer:
         return self._optimizer.param_groups
 
     def hyper(self, group: int) -> Hyperparameters:
-        return self._sender.send(self.groups[group - self._first_group])
+        own = self.groups[group - self._first_group]
+        if group in self._of_rows:
+            check_rows_group(own)
+        return self._sender.send(own)
 
     def idle_hyper(self, group: int) -> Hyperparameters | None:
         return None

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from geomx.errors import Unsupported
+from geomx.node.slices.slice_state import WEIGHTS
 from geomx.train.calls.broadcast import Broadcast
 from geomx.train.model.model_slices import HALVES, ModelSlices
 from geomx.train.optimizer import state as optimizer_state
-from geomx.train.optimizer.masters import Masters
+from geomx.train.optimizer.masters import MASTER, Masters
 from geomx.train.steps.contract import Steps
 
 _STATE_HOOKS = (
@@ -202,7 +203,8 @@ class RunOptimizer(torch.optim.Optimizer):
         self._run.steps.require_quiescent("load_state_dict()")
         states = self.adopt(state_dict)
         if states is not None:
-            self._run.broadcast.assign("load_state_dict()", self._run.model_slices.slices("weight"), states)
+            trained = self._run.model_slices.slices("weight")
+            self._run.broadcast.assign("load_state_dict()", trained, states, keeps_masters=True)
 
     def adopt(self, state_dict: dict[str, Any]) -> dict[int, Any] | None:
         """Take over hyper-parameters, and the state here; returns the state that belongs to the servers."""
@@ -217,6 +219,9 @@ class RunOptimizer(torch.optim.Optimizer):
                         self._inner.state[parameter] = dict(state_dict["state"][place])
         self.param_groups = self._inner.param_groups
         states = self.take_state() if self.on_server else None
+        for state in (states or {}).values():
+            if MASTER in state.planes:  # the workers have run it until then
+                state.planes[WEIGHTS] = state.planes.pop(MASTER)
         self.state = self._inner.state
         return states
 

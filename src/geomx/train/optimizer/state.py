@@ -13,6 +13,7 @@ from geomx.optim import state as slice_state
 from geomx.optim.contract import SliceState
 from geomx.train.model.fsdp import is_cut
 from geomx.train.model.model_slices import ModelSlices, real, write_flat
+from geomx.train.model.rows import strided
 
 _NUMBERS = (
     "step",
@@ -60,7 +61,7 @@ def divide(
             key: real(value.detach()).reshape(-1)[start:stop].to("cpu", dtype)
             if isinstance(value, torch.Tensor) and key not in _NUMBERS
             else value
-            for key, value in whole.get(model_slices.trained[tensor], {}).items()
+            for key, value in strided(whole.get(model_slices.trained[tensor], {})).items()
         }
 
     return {

@@ -16,6 +16,7 @@ import torch
 from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
+from geomx.optim.clip import scale_of, square_sum
 from geomx.train.calls.collective_client import Packed
 from geomx.train.context import TrainingContext
 from geomx.train.model.finite import FiniteOnly
@@ -81,7 +82,7 @@ class Steps(ABC):
         """One step of the training loop. `closure`: what makes the gradients of local steps; returns what it has."""
 
     @abstractmethod
-    def _idle(self) -> None:
+    def _idle(self) -> Any:
         """Take part, without data, in what the others do."""
 
     @abstractmethod
@@ -149,6 +150,9 @@ class Steps(ABC):
             with self._timeline.span("idle", turn=self.turn):
                 self._idle()
 
+    def settle(self) -> None:
+        """Find out where the others are, where this worker has come back and does not know."""
+
     def finish(self) -> None:
         """This worker leaves: what it has not shared yet goes to the run, with whose state it ends."""
 
@@ -203,5 +207,13 @@ class Steps(ABC):
 
 def clip_own(parameters: Iterable[torch.nn.Parameter], clip_norm: float | None) -> None:
     """Scale one worker's own gradients, in place, so that their L2 norm is at most `clip_norm`; None: leave them."""
-    if clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+    if clip_norm is None:
+        return
+    every = list(parameters)
+    gradients = [each.grad for each in every if each.grad is not None]
+    if not any(gradient.is_sparse for gradient in gradients):
+        torch.nn.utils.clip_grad_norm_(every, clip_norm)
+        return
+    scale = scale_of(clip_norm, sum(map(square_sum, gradients)))  # torch takes no sparse ones
+    for gradient in gradients:
+        gradient.mul_(scale)

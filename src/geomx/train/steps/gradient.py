@@ -36,7 +36,7 @@ from geomx.train.steps.contract import Closure, Steps
 from geomx.train.steps.ledger import Ledger
 from geomx.train.steps.pending import PendingWeights
 from geomx.train.steps.timeline import BACKWARD
-from geomx.wire.messages import NOTHING, Hyperparameters, Reading
+from geomx.wire.messages import NOTHING, UNREAD, Hyperparameters, Reading
 
 
 @dataclass(slots=True)
@@ -75,6 +75,8 @@ class GradientSteps(Steps):
         self._missing = self._all_missing()
         self._removes: list[Callable[[], None]] = []
         self._one_at_a_time = threading.Lock()  # autograd has a thread for each GPU
+        self.is_others: Callable[[], bool] = lambda: False  # whether the others have taken this step already
+        self.read = UNREAD  # how far all were behind the last step that was answered
 
     @property
     def cohort(self) -> str:
@@ -133,6 +135,12 @@ class GradientSteps(Steps):
         """Push what has not been pushed yet, and take in the answers (with overlap: begin to)."""
         self._check_accumulation()
         self._timeline.end(BACKWARD, turn=self.turn)
+        if self.is_others():
+            before = self._samples.total
+            self._samples.take()
+            self._samples.total = before
+            self._loss.take()
+            return
         with self._timeline.step(self.turn):
             turn = self._open()
             self._guard.check()
@@ -166,14 +174,14 @@ class GradientSteps(Steps):
         self._client.wait(renews=True)
         self.end_idle()
 
-    def contribute_nothing(self, operation: str = NOTHING) -> None:
-        """Take part without data."""
+    def contribute_nothing(self, operation: str = NOTHING, reading: Reading | None = None) -> None:
+        """Take part without data. `reading`: how far it says that it is; None: where it is."""
         loss = self._party_loss(0.0, None)
         for slice_, weight, packed in self._intra_party.contributions(self._trained, lambda _: None, 0.0):
             hyper = self._placement.idle_hyper(slice_.group)
             self._client.contribute(
                 slice_.index, "gradient", operation, weight, packed,
-                cohort=self._cohort, step=self._planned, hyper=hyper, reading=self._behind_this,
+                cohort=self._cohort, step=self._planned, hyper=hyper, reading=reading or self._behind_this,
                 relative_loss=loss,
             )  # fmt: skip
         self._others_weigh = 0.0
@@ -277,6 +285,6 @@ class GradientSteps(Steps):
 
     def arrived(self, slice_: Slice, arrived: Arrived) -> None:
         if arrived.update.kind == "gradient":  # else a server that was started again has sent the values
-            self._over = arrived.update.reading.passes
+            self.read, self._over = arrived.update.reading, arrived.update.reading.passes
             self._others_weigh = max(self._others_weigh, arrived.update.weight)
         self._placement.arrived(slice_, arrived)

@@ -231,11 +231,7 @@ class LocalSteps(Steps):
 
     def _gradients_are_finite(self) -> bool:
         """Whether the worker's own optimizer may step: NaN would stay in its state. Raises NotFinite."""
-        gradients = {
-            number: p.grad
-            for number, p in self._model_slices.trained.items()
-            if p.grad is not None and p.grad.layout is torch.strided
-        }
+        gradients = {n: p.grad for n, p in self._model_slices.trained.items() if p.grad is not None}
         return self._finite.allows_step(gradients)
 
     def _as_told(self, plan: LocalStep) -> LocalStep:

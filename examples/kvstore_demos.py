@@ -1,6 +1,6 @@
 """GeoMX's own demos of Bi-Sparse, FP16 and MPQ, call by call, with tensors of PyTorch.
 
-geomx run examples/geomx-bisparse.toml    (or geomx-fp16, geomx-mpq)
+geomx run examples/kvstore-bisparse.toml    (or kvstore-fp16, kvstore-mpq)
 """
 
 from __future__ import annotations
