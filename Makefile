@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 # Tests start hundreds of processes: each would compile all of geomx anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo lossy-demo examples test grids faults engines explore mutants lint docs packages constraints bench-quick bench clean
+.PHONY: help demo lossy-demo examples test grids faults engines trainers explore mutants lint docs packages constraints bench-quick bench clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ grids: $(VENV)/.has-dev  ## run the long tests: all cells of grids of which `mak
 faults: $(VENV)/.has-dev  ## play the table of faults in real processes; faults in more places, policies and seeds
 	@$(BIN)/python -m pytest -n $$((2 * $(JOBS))) -m matrix --fault-table out/faults.json
 	@$(BIN)/python -m pytest -n $(JOBS) -m "faults and not matrix"
+
+trainers: $(VENV)/.has-dev $(VENV)/.has-trainers  ## train by the trainers of other libraries, over two parties and alone
+	@$(BIN)/python -m pytest tests/integrations
 
 engines: $(VENV)/.has-dev  ## bring runs up by every engine: over machines in namespaces, Slurm, Ray; needs root, installs what is missing
 	@tests/engines/install $(BIN)/python

@@ -135,7 +135,7 @@ def test_what_cannot_be_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     refused(r"\(4,\) for a value of \(5,\)", lambda run: store(run).push("1", torch.ones(4)))
     refused("not one for each", lambda run: store(run).push(["0", "1"], [torch.ones(3, 4)]))
     refused(
-        r'wan\.codec_up = "bisparse ratio=0\.01".*preset = "geomx-bisparse"',
+        r'wan\.codec_up = "bisparse ratio=0\.01"',
         lambda run: store(run).set_gradient_compression({"type": "bisparse", "threshold": 0.01}),
     )
     monkeypatch.setenv("DMLC_PS_ROOT_URI", "10.0.0.1")

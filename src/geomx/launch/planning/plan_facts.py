@@ -25,6 +25,7 @@ from geomx.observe.report import make_report
 from geomx.predict.facts import Region, Site
 from geomx.sync import policies
 from geomx.sync.contract import GradientStep
+from geomx.train.model.rows import rows_of
 
 WARM_STEPS = 2
 LONG_PERIOD = 1 << 20
@@ -115,6 +116,8 @@ def known(run: Run, sources: Sources, local: bool = False) -> Known:
         raise ConfigError("geomx plan", [_no_step(run, steps)])
     if sources.measure and local:
         steps = _with_local(steps, _measured_local(run), sources.step_ms)
+    if sources.model is not None and rows_of(model_of(sources.model)):
+        origin = f"{origin}; of embeddings with sparse=True it counts whole tables, of which a step sends some rows"
     return Known(tuple(_sites(run, steps)), tuple(_regions(run)), _cut(run, sources, report), origin, script)
 
 
