@@ -435,3 +435,17 @@ def test_without_shares_nobody_comes_back() -> None:
         train_by(
             "fsa", (1, 1), main, {"on_loss": "continue"}, faults=dies("B/0", at_s=0.3, back_s=0.9), **how
         )
+
+
+def test_parameters_in_no_optimizer_are_told() -> None:
+    def main(run: LiveRun) -> None:
+        model = gan(0)[0]
+        run.attach(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+        run.close()
+
+    _, simulator = train([2, 1], main)
+    told = [
+        (node, fields["text"]) for name in ("advice", "advised") for _, node, fields in simulator.noted(name)
+    ]
+    assert {node for node, _ in told} >= {"A/0", "B/0"}
+    assert all("no attached optimizer has 1.weight, 1.bias, 3.weight and 1 more" in text for _, text in told)

@@ -75,8 +75,8 @@ class GeomxAccelerator(Accelerator):  # type: ignore[misc]
             return super().prepare(*arguments, **more)
         if len(optimizers) > 1 or len(models) != 1 or self._optimizers:
             raise Unsupported(
-                "prepare() takes one model together with its one optimizer; with several, write the loop yourself and "
-                "attach each model with a name"
+                "call prepare(model, optimizer, loader, schedule) once, with all of them; with several models or "
+                "optimizers, write the loop yourself and attach each with a name"
             )
         given = list(arguments)
         loaders = [place for place, each in enumerate(given) if isinstance(each, DataLoader)]
@@ -140,7 +140,9 @@ class GeomxAccelerator(Accelerator):  # type: ignore[misc]
     def load_state(self, *arguments: Any, **more: Any) -> None:
         """As of `Accelerator`, before the first batch. Raises `Unsupported` behind it."""
         if self._optimizers and self._waiting is None:
-            raise Unsupported("load_state() behind the first batch: the run has the weights by then")
+            raise Unsupported(
+                "load_state() behind the first batch: the run has the weights by then; call it before the loop"
+            )
         super().load_state(*arguments, **more)
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:

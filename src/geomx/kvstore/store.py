@@ -126,6 +126,11 @@ class KVStore:
         """
         if self._optimizer is not None:
             raise Unsupported("set_optimizer() behind the first push or pull")
+        if isinstance(make, torch.optim.Optimizer) or not callable(make):
+            raise Unsupported(
+                f"set_optimizer({make!r}) takes what makes an optimizer of the values, such as "
+                "functools.partial(torch.optim.SGD, lr=0.1)"
+            )
         self._make = make
 
     def set_gradient_compression(self, compression: Mapping[str, Any]) -> None:
@@ -148,7 +153,7 @@ class KVStore:
             kind == spec.split()[0] and (not asked or asked in spec.split()) for spec in there.values()
         ):
             raise Unsupported(
-                f"set_gradient_compression: the description has {there}; write wan.codec_up = "
+                f"set_gradient_compression: the description has {there or 'no codec'}; write wan.codec_up = "
                 f'"{f"{kind} {asked}".strip()}" there'
             )
 
@@ -235,6 +240,8 @@ class KVStore:
         self._turn.grad = torch.zeros_like(self._turn)
         self._take_step()
 
+    _barrier = barrier  # as MXNet spells it
+
     def save_optimizer_states(self, path: str, dump_optimizer: bool = False) -> None:
         """Write a checkpoint, with the values as well. Every worker calls it. `dump_optimizer`: as in MXNet."""
         self._begin()
@@ -254,7 +261,7 @@ class KVStore:
         if self._optimizer is not None:
             return
         if not self._of:
-            raise Unsupported("no key has a value: call init(key, value)")
+            raise Unsupported("no key has a value: call init(key, value), on every worker")
         parameters = list(self._values.parameters())
         optimizer = _Summed(parameters) if self._make is None else self._make(parameters)
         _, self._optimizer = self.run.attach(self._values, optimizer, push_at="step")

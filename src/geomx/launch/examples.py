@@ -34,6 +34,9 @@ NEEDS = {
 }  # else not here either
 
 
+TRAINERS = 'pip install -e ".[trainers,examples]" has what they need'
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A description that `geomx run` can run as it is."""
@@ -78,8 +81,11 @@ def _is_there(library: str) -> bool:
 def choose(names: Sequence[str]) -> list[Example]:
     """The examples of these names, `all` for every one. Raises `ConfigError` for a name that is none."""
     known = find_examples()
+    allowed = f"{', '.join(known)}, or {ALL}"
     faults = [
-        Fault("NAME", name, f"{', '.join(known)}, or {ALL}", nearest(name, [*known, ALL]))
+        Fault("NAME", name, f"what is here without {NEEDS[name]}: {TRAINERS}")
+        if name in NEEDS
+        else Fault("NAME", name, allowed, nearest(name, [*known, ALL]))
         for name in names
         if name not in (*known, ALL)
     ]
@@ -93,6 +99,8 @@ def listing() -> str:
     examples = find_examples().values()
     width = max(len(example.name) for example in examples)
     lines = [f"{example.name:{width}}  {example.title}" for example in examples]
+    if missing := [name for name, library in NEEDS.items() if not _is_there(library)]:
+        lines.append(f"Not here: {', '.join(missing)}. {TRAINERS}")
     hint = f"`geomx examples NAME ...` runs some of them, `geomx examples {ALL}` all. The files are in {folder()}"
     return "\n".join([*lines, "", hint])
 

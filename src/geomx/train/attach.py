@@ -15,6 +15,7 @@ from torch import nn
 from geomx.config.compatibility.decision import Decision, decide
 from geomx.errors import Unsupported
 from geomx.node.port import Arrived
+from geomx.node.slices.finite import listed
 from geomx.node.slices.models import WORKERS, settings_of
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, next_run_mean
 from geomx.train.calls.broadcast import Broadcast
@@ -155,6 +156,7 @@ def attach(context: TrainingContext, attachments: Sequence[Attachment]) -> Attac
         models,
         rows_of(model) if settings.policy.plans is GradientStep else {},
     )
+    _tell_left_out(context, model_slices)
     served = first.on_server and settings.policy.plans is GradientStep
     if not served:
         model_slices.keep_masters()
@@ -173,7 +175,8 @@ def attach(context: TrainingContext, attachments: Sequence[Attachment]) -> Attac
     every, first_group = list[Steps](), 0
     planned = Planned()
     for each in attachments:
-        own_slices = model_slices.of_model(each.name) if models else model_slices
+        own_groups = range(first_group, first_group + len(each.optimizer.param_groups))
+        own_slices = model_slices.of_model(each.name, own_groups) if models else model_slices
         own = replace(
             context,
             samples=context.samples.of_model() if models else context.samples,
@@ -188,7 +191,7 @@ def attach(context: TrainingContext, attachments: Sequence[Attachment]) -> Attac
         if each.on_server and each.optimizer.state:
             states |= each.wrapped.take_state()
         every.append(steps)
-        first_group += len(each.optimizer.param_groups)
+        first_group = own_groups.stop
     stepped = StepsOfSeveral(every) if models else every[0]
     optimizers = Optimizers([each.wrapped for each in attachments]) if models else first.wrapped
     kind = "; ".join(f"{each.name}: {each.kind}" if each.name else each.kind for each in attachments)
@@ -324,7 +327,12 @@ def _decided(
     if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         raise Unsupported(
             "attach(model, optimizer) takes a torch.nn.Module and a torch.optim.Optimizer; found "
-            f"{type(model).__name__} and {type(optimizer).__name__}"
+            f"{type(model).__name__} and {type(optimizer).__name__}; several optimizers are attached one by one, each "
+            "with a name"
+        )
+    if isinstance(clip_norm, torch.optim.Optimizer):
+        raise Unsupported(
+            "attach(model, optimizer, ...) takes one optimizer; attach each with a name of its own"
         )
     if isinstance(optimizer, RunOptimizer):
         raise Unsupported(
@@ -373,6 +381,23 @@ def _tell_known_costs(context: TrainingContext, decision: Decision) -> None:
         name = "advice" if client.name == context.members[0] else "advised"
         for cost in decision.costs:
             client.port.note(name, "warning", text=f"known to cost accuracy: {cost.text}")
+
+
+def _tell_left_out(context: TrainingContext, model_slices: ModelSlices) -> None:
+    """Say which parameters want a gradient and are in no optimizer that was attached, once a party."""
+    tensors = zip(model_slices.layout.tensors, model_slices.parameters, strict=False)
+    left_out = [
+        tensor.name for tensor, parameter in tensors if tensor.role == "frozen" and parameter.requires_grad
+    ]
+    client = context.client
+    if left_out and client.name == context.party_members[0]:
+        name = "advice" if client.name == context.members[0] else "advised"
+        text = (
+            f"no attached optimizer has {listed(left_out)}, which the run does not train, nor keep alike on all "
+            "workers: attach the same model once more with the optimizer that has it, under a name of its own, or "
+            "freeze it"
+        )
+        client.port.note(name, "warning", text=text)
 
 
 def _manifest(attachments: Sequence[Attachment]) -> dict[str, Value]:

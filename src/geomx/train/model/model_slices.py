@@ -117,13 +117,15 @@ class ModelSlices:
         """How many numbers are trained."""
         return sum(parameter.numel() for parameter in self.trained.values())
 
-    def of_model(self, name: str) -> ModelSlices:
-        """The same of one model of several: what is trained of it, and its buffers."""
+    def of_model(self, name: str, groups: range) -> ModelSlices:
+        """The same of one model of several: what its optimizer has, in these groups, and its buffers."""
         own = copy.copy(self)
         own._own = frozenset(
             number
             for number, tensor in enumerate(self.layout.tensors)
-            if tensor.name.startswith(f"{name}.") or tensor.role == "ledger"
+            if (tensor.role == "weight" and tensor.group in groups)
+            or (tensor.role != "weight" and tensor.name.startswith(f"{name}."))
+            or tensor.role == "ledger"
         )
         own.trained = {number: parameter for number, parameter in self.trained.items() if number in own._own}
         return own

@@ -84,7 +84,8 @@ def check_rows(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if kind is torch.optim.SparseAdam and len(of_rows) < sum(p.requires_grad for p in group["params"]):
             raise Unsupported(
                 "SparseAdam steps by sparse gradients alone; give the other parameters an optimizer of their own, and "
-                'attach both parts of the model by name: run.attach(model.body, optimizer, name="body")'
+                'attach the model with each, by name: run.attach(model, sparse_adam, name="tables"), run.attach(model, '
+                'adam, name="rest")'
             )
 
 
