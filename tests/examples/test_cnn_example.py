@@ -140,7 +140,11 @@ def test_damaged_data_is_refused(data, tmp_path, content):
         data.load("fashion-mnist", tmp_path)
 
 
+KVSTORE = "kvstore-bisparse", "kvstore-fp16", "kvstore-mpq"
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_description_of_every_run_holds_together(path):
-    run, script = Run.load(path), {"lightning": "lightning_cnn.py"}.get(path.stem, f"{path.stem}.py")
+    named = {"lightning": "lightning_cnn.py"} | dict.fromkeys(KVSTORE, "kvstore_demos.py")
+    run, script = Run.load(path), named.get(path.stem, f"{path.stem}.py")
     assert run.run.script == EXAMPLES / (script if (EXAMPLES / script).is_file() else "cnn.py")

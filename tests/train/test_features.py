@@ -298,8 +298,11 @@ def averages(loop: Loop) -> None:
 
 
 def detects(loop: Loop) -> None:
-    with torch.autograd.set_detect_anomaly(True):
-        plain_steps(loop)
+    for step in range(STEPS):
+        loop.optimizer.zero_grad()
+        with torch.autograd.set_detect_anomaly(True):  # of the whole process, so nobody else may go on within it
+            loop.gradient(step)
+        loop.optimizer.step()
 
 
 BFLOAT16_RTOL = 2e-2
@@ -322,7 +325,7 @@ LOOPS: dict[str, tuple[Body, dict[str, Any]]] = {
     "retain_graph": (retains, {"push_at": "step"}),
     "torch.func.functional_call": (calls_functionally, {}),
     "an average of the weights": (averages, {}),
-    "anomaly detection": (detects, {}),
+    "anomaly detection": (detects, {"push_at": "step"}),
     "maximize, amsgrad": (
         plain_steps,
         {"make_optimizer": lambda m: torch.optim.Adam(m.parameters(), lr=0.01, amsgrad=True, maximize=True)},
