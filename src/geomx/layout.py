@@ -30,7 +30,7 @@ import msgspec
 
 from geomx.errors import Unsupported
 
-Role = Literal["weight", "frozen", "buffer", "ledger"]
+Role = Literal["weight", "frozen", "buffer", "ledger", "call"]
 
 ITEM_BYTES: dict[str, int] = {
     "float64": 8,
@@ -61,7 +61,8 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     """One tensor of the model, by name.
 
     `role`: `weight` is trained; `frozen` and `buffer` are given to all once, at the start; `ledger`
-    counts contributions (see `docs/architecture.md`). `stored`: the dtype that the model has it in, where that is
+    counts contributions (see `docs/architecture.md`); `call` has no values: collective calls travel as such slices.
+    `stored`: the dtype that the model has it in, where that is
     another: half precision is added up in float32, and travels as it is. `row`: its gradients are sparse, rows of so
     many elements; 0: they are dense.
     """

@@ -45,6 +45,7 @@ AGREED = (
     "run.replicas",
     "run.overlay",
     "run.strict",
+    "run.calls",
     "run.ledger",
     "sync.policy",
     "sync.weight",

@@ -188,6 +188,7 @@ def _settings(run: Run, party: str, worker: str) -> Settings:
         else SlowWorker(slow.factor, slow.jitter, f"{run.run.seed} {worker}").after_step,
         seed=run.run.seed,
         ledger=run.run.ledger,
+        calls=run.run.calls,
         buffers=run.sync.buffers,
         on_nonfinite=run.run.on_nonfinite,
         has_overlay=bool(run.overlays),

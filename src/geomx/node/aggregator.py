@@ -244,7 +244,8 @@ class Aggregator:
         slice_ = self._layout.slices[update.slice]
         decoder, encoder = self.above.down, self._server.down
         payload = decoder.news(slice_, update, payload)
-        alike = bool(slice_.row) or (decoder.codec.lossless and type(decoder.codec) is type(encoder.codec))
+        is_of_all = bool(slice_.row) or update.kind == "call"  # through any codec
+        alike = is_of_all or (decoder.codec.lossless and type(decoder.codec) is type(encoder.codec))
         if payload is None or alike or (encoder.passes and not decoder.deltas):  # the same bytes serve below
             self.above.slice_jobs.after(slice_.index, lambda: self._down(slice_, update, payload))
             return

@@ -3,6 +3,7 @@
     gradient   m = Σ w·x / Σ w;  weights ← optimizer(weights, m);  the answer is the weights
                (where the workers own the optimizer the answer is m; a ledger slice adds the sum;
                where gradients are rows, the answer has those rows)
+    call       arrays of a script's own, combined;  the answer is that
     mean       weights ← Σ w·x / Σ w;  the answer is the weights
     assign     weights ← the value of the lowest origin, with its optimizer state;  the answer is the weights
 
@@ -177,7 +178,7 @@ class Root:
             self._finish(slice_, round_, lambda: self._weights[slice_.index], snapshot=True, applies=False)
         elif not carrying or not round_.weight:
             self._answer_nothing(slice_, round_)
-        elif round_.kind == "mean":
+        elif round_.kind in ("mean", "call"):
             self._mean(slice_, round_)
         elif slice_.index not in self._optimizers_of and slice_.role != "ledger":
             self._pass_on(slice_, round_)
@@ -359,9 +360,11 @@ class Root:
         self._finish(slice_, round_, self._sum(slice_, round_, divide=True), snapshot=False)
 
     def _mean(self, slice_: Slice, round_: Round) -> None:
-        if not slice_.dtype.startswith("float"):
+        """Of a collective call, what its bundles make together."""
+        is_call = round_.kind == "call"
+        if not (is_call or slice_.dtype.startswith("float")):
             raise ProtocolError(f"slice {slice_.index} is {slice_.dtype}: it has no mean")
-        self._finish(slice_, round_, self._sum(slice_, round_, divide=True), snapshot=False)
+        self._finish(slice_, round_, self._sum(slice_, round_, divide=not is_call), snapshot=False)
 
     def _ledger(self, slice_: Slice, round_: Round) -> None:
         make, weights = self._sum(slice_, round_, divide=False), self._weights[slice_.index]

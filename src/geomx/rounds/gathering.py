@@ -72,7 +72,7 @@ class Gathering:
                 f"a push of {', '.join(push.origins)} for the cohort {push.cohort!r}, to which not all belong"
             )
         fits = push.cohort == EVERYONE or push.kind == "mean" or push.cohort in self._cohorts
-        if push.kind == "assign":
+        if push.kind in ("assign", "call"):
             fits = push.cohort == EVERYONE
         elif push.kind == "gradient":
             fits = push.cohort in self._cohorts

@@ -20,6 +20,7 @@ from geomx.node.slices.models import WORKERS, settings_of
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, next_run_mean
 from geomx.train.calls.broadcast import Broadcast
 from geomx.train.calls.collective_client import STEP, CollectiveClient
+from geomx.train.calls.collectives import Collectives
 from geomx.train.context import Planned, TrainingContext
 from geomx.train.model.finite import FiniteOnly
 from geomx.train.model.guard import Guard
@@ -42,6 +43,7 @@ from geomx.train.steps.pending import PendingWeights
 from geomx.train.steps.several import StepsOfSeveral
 from geomx.wire.messages import Value
 
+CALL_SLICES = 16  # pieces of a large array that are under way at once, for each global server
 OUTER_RULE = "SGD"  # what the root does with means of local steps; a policy gives its hyper-parameters
 
 
@@ -60,6 +62,7 @@ class AttachedModel:
     broadcast: Broadcast
     pending: PendingWeights
     guard: Guard
+    calls: Collectives | None = None
 
     def receive(self, arrived: Arrived) -> None:
         """Give an arrival to whoever made the call that it answers; on the training thread."""
@@ -67,6 +70,8 @@ class AttachedModel:
         slice_ = self.model_slices.layout.slices[update.slice]
         if slice_.role == "ledger":
             self.ledger.arrived(values)
+        elif self.calls is not None and slice_.role == "call":
+            self.calls.arrived(values)
         elif self.steps.answers(slice_, update):
             self.steps.arrived(slice_, arrived)
         else:
@@ -155,6 +160,7 @@ def attach(context: TrainingContext, attachments: Sequence[Attachment]) -> Attac
         settings.size_bounds,
         models,
         rows_of(model) if settings.policy.plans is GradientStep else {},
+        CALL_SLICES if settings.calls else 0,
     )
     _tell_left_out(context, model_slices)
     served = first.on_server and settings.policy.plans is GradientStep
@@ -195,8 +201,20 @@ def attach(context: TrainingContext, attachments: Sequence[Attachment]) -> Attac
     stepped = StepsOfSeveral(every) if models else every[0]
     optimizers = Optimizers([each.wrapped for each in attachments]) if models else first.wrapped
     kind = "; ".join(f"{each.name}: {each.kind}" if each.name else each.kind for each in attachments)
+    calls = Collectives(client, model_slices.slices("call")) if settings.calls else None
     attached = AttachedModel(
-        model, client, optimizers, kind, model_slices, intra_party, stepped, ledger, broadcast, pending, guard
+        model,
+        client,
+        optimizers,
+        kind,
+        model_slices,
+        intra_party,
+        stepped,
+        ledger,
+        broadcast,
+        pending,
+        guard,
+        calls,
     )
     client.receive = attached.receive
     whole = settings.policy.plans is GradientStep

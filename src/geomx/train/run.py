@@ -33,6 +33,8 @@ from geomx.node.port import Port
 from geomx.train import notes
 from geomx.train.attach import AttachedModel, Attachment, attach, prepare
 from geomx.train.calls.collective_client import CollectiveClient
+from geomx.train.calls.collectives import Collectives
+from geomx.train.calls.run_calls import RunCalls
 from geomx.train.checkpoint import save_load as saving
 from geomx.train.context import TrainingContext
 from geomx.train.data.loader import Share, Shares
@@ -40,6 +42,7 @@ from geomx.train.data.loss import Loss
 from geomx.train.data.progress import Progress
 from geomx.train.data.samples import Samples
 from geomx.train.ending import cause_of, is_of_job, why_ended
+from geomx.train.model.none import NoModel
 from geomx.train.model.support import script_of
 from geomx.train.optimizer.run_optimizer import RunOptimizer
 from geomx.train.optimizer.schedules import Every, Schedules
@@ -51,7 +54,7 @@ from geomx.tree import SOLO, Tree
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class LiveRun:
+class LiveRun(RunCalls):
     """One worker's place in a run; `geomx.join()` makes it.
 
     `attach`, `optimizer.step()`, `save` and `load` are collective: every worker must call them, in the same order. Use
@@ -369,6 +372,24 @@ class LiveRun:
         """
         notes.logged(self._client.port, self.turn, values)
 
+    # -- collective calls, see `RunCalls` ---------------------------------------------------------------------
+
+    def _calls(self) -> Collectives:
+        if self._attached is None and not self._attachments:  # nothing is to be trained
+            nothing, settings = NoModel(), dataclasses.replace(self._settings, calls=True)
+            context = self._context(settings)
+            self._attachments.append(prepare(context, nothing, nothing.optimizer(), None, "", self._join))
+        attached = self._joined("reduce")
+        if attached.calls is None:
+            raise Unsupported(
+                "collective calls in a run that trains a model: set run.calls = true in the description"
+            )
+        attached.steps.require_quiescent("a collective call")
+        return attached.calls
+
+    def _source(self) -> str:
+        return self._tree.workers[0]
+
     def wait(self) -> None:
         """Wait until all weights are up to date. Only needed with `overlap="forward"`."""
         self._client.wait()
@@ -467,6 +488,8 @@ class LiveRun:
         self.wait()
         if self._attached is not None:
             with contextlib.suppress(AskedToLeave):  # while it waited for others: it has left
+                if self._attached.calls is not None:
+                    self._attached.calls.flush()
                 self._attached.steps.finish()
                 self.wait()  # the ledger's answers, too
         if not self._closed:

@@ -38,6 +38,7 @@ class Settings(Choices):
     behind each step with the seconds that its computation took, from its first batch, or from the step before where
     `run.shard` gave it none; None where that is not known. `room`: for which of a slice's numbers there is room in what
     contributions travel as. `has_quorum`: turns may close without some. `has_overlay`: others add up, too.
+    `calls`: there are collective calls beside the model.
     """
 
     weight: WeightPolicy = "samples"
@@ -55,3 +56,4 @@ class Settings(Choices):
     room: Callable[[Slice], Room] = room_of
     has_quorum: bool = False
     has_overlay: bool = False
+    calls: bool = False

@@ -44,7 +44,7 @@ NOTHING = (
     ""  # the operation of whoever has nothing to contribute to a step, whichever of several models it is of
 )
 
-Kind = Literal["gradient", "mean", "assign"]
+Kind = Literal["gradient", "mean", "assign", "call"]
 Value = str | int | float | bool | None
 Of = Literal["optimizer", "weights", "root", "exact", "server"]
 Hyperparameters = dict[str, Value | list[float]]

@@ -122,6 +122,11 @@ class RunTable(Table):
         description="Warnings about lost accuracy, and parties that train on the same samples, are errors. Same as "
         "`--strict`.",
     )
+    calls: bool = Field(
+        False,
+        description="Whether a script that trains a model makes [collective calls](calls.md) as well. One that trains "
+        "none needs no key.",
+    )
     ledger: bool = Field(
         False,
         description="Prove, in an extra slice, that each contribution counted exactly once.",

@@ -267,4 +267,4 @@ class Reception:
 
 
 def _goes_on_from(slice_: Slice, update: Update) -> bool:
-    return slice_.role != "weight" or sets_weights(update.kind, update.cohort)
+    return update.kind != "call" and (slice_.role != "weight" or sets_weights(update.kind, update.cohort))

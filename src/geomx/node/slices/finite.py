@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import torch
 
+from geomx.codecs.bundle import combined
 from geomx.codecs.contract import Room, room_of
 from geomx.codecs.measure import largest, numbers_of, scaled
-from geomx.errors import NotFinite
+from geomx.errors import Disagreement, NotFinite
 from geomx.layout import Layout, Slice
 from geomx.node.slices.accumulate import accumulator
 from geomx.rounds.round import Round
@@ -81,13 +82,15 @@ class Sum(NamedTuple):
     layout: Layout
     slice_: Slice
     round_: Round
-    decoders: Sequence[Callable[[], torch.Tensor]]
+    decoders: Sequence[Callable[[], Any]]
 
     def of(self, room: Room | None = None) -> torch.Tensor | None:
         """Flat, and the caller's to change; None of nothing. `room`: which numbers there is room for behind it.
 
         Raises NotFinite where the sum of what is watched has other numbers.
         """
+        if self.slice_.role == "call":
+            return self._combined()  # type: ignore[no-any-return]
         add = accumulator(getattr(torch, self.slice_.dtype)).measure
         total = add([decode() for decode in self.decoders])
         if total is None:
@@ -97,6 +100,14 @@ class Sum(NamedTuple):
             if not total.largest <= room.most:
                 raise NotFinite(f"{self.node}: {self._fault(total.values, room)}")
         return total.values
+
+    def _combined(self) -> Any:
+        """Of a collective call: a bundle."""
+        try:
+            return combined([decode() for decode in self.decoders]) if self.decoders else None
+        except Disagreement as error:
+            whose = workers_of(push for push, payload in self.round_.in_order() if payload is not None)
+            raise Disagreement(f"turn {self.round_.turn}, of {whose}: {error}") from None
 
     def _fault(self, values: torch.Tensor, room: Room) -> str:
         there = [push for push, payload in self.round_.in_order() if payload is not None]

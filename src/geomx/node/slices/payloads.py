@@ -61,6 +61,9 @@ def has_values(push: Push, slice_: Slice) -> bool:
 def check_size(push: Push, slice_: Slice, codec: Codec) -> None:
     """Whether a push may announce that many bytes; raises `ProtocolError`."""
     carries = has_values(push, slice_)
+    is_call = slice_.role == "call"
+    if is_call != (push.kind == "call") and not (push.kind == "assign" and not push.size):
+        raise ProtocolError(f"a push of kind {push.kind} for slice {slice_.index}, which is of {slice_.role}")
     if push.drains and slice_.row:
         raise ProtocolError(f"slice {slice_.index} is drained, of which nobody holds anything back")
     if push.kind == "assign":

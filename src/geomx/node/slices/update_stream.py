@@ -27,6 +27,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import torch
 
+from geomx.codecs.bundle import Bundles
 from geomx.codecs.contract import Codec
 from geomx.codecs.dense import Exact
 from geomx.errors import ProtocolError
@@ -37,11 +38,13 @@ from geomx.rounds.turn import OPEN_ROUNDS
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Kind, Push, Update
 
-EXACT = Exact()
+EXACT, BUNDLES = Exact(), Bundles()
 
 
 def codec_for(slice_: Slice, kind: Kind, codec: Codec) -> Codec:
     """Gradients, and what answers them, go through the edge's codec; rows, and what must arrive exactly, do not."""
+    if kind == "call":
+        return BUNDLES
     if kind != "gradient" or slice_.role != "weight":
         return EXACT
     return ROWS if slice_.row else codec
@@ -163,7 +166,7 @@ class UpdateEncoder:
     ) -> torch.Tensor:
         """The payload of an update."""
         codec = codec_for(slice_, kind, self.codec)
-        if slice_.row:
+        if slice_.row or codec is BUNDLES:
             return codec.encode(slice_, turn, values)
         if codec is EXACT or not self.deltas:
             payload = codec.encode(slice_, turn, values)

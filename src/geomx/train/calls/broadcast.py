@@ -150,7 +150,9 @@ class Broadcast:
                 f"{self._client.name}: {found.names} holds {what} in {operation}: begin with finite weights"
             )
 
-    def _source(self, slice_: Slice) -> Callable[[int], torch.Tensor]:
+    def _source(self, slice_: Slice) -> Callable[[int], torch.Tensor | None]:
+        if slice_.role == "call":
+            return lambda _: None
         if slice_.role == "ledger":
             return lambda _: torch.zeros(self._members, dtype=torch.int64)
         return self._model_slices.exact

@@ -28,7 +28,7 @@ from geomx.train.model.fsdp import held, is_cut
 from geomx.train.model.rows import gather_rows, write_rows
 from geomx.wire import presence
 
-LEDGER = "geomx.ledger"
+LEDGER, CALLS = "geomx.ledger", "geomx.calls"
 AVERAGED = ("float32", "float64")
 HALVES = (torch.bfloat16, torch.float16)
 STATISTICS = (
@@ -65,7 +65,7 @@ class ModelSlices:
     """A model's tensors by their number in the layout. `members`: how many elements the ledger has, 0: none.
 
     `slice_elements`: 0 cuts the model into about so many `slices`. `models`: the names of several, each a submodule.
-    `rows`: see `geomx.train.model.rows.rows_of`.
+    `rows`: see `geomx.train.model.rows.rows_of`. `calls`: how many slices collective calls have.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class ModelSlices:
         size_bounds: tuple[int, ...] = (),
         models: Sequence[str] = (),
         rows: Mapping[int, int] | None = None,
+        calls: int = 0,
     ) -> None:
         self._model = model
         self._own: frozenset[int] | None = None  # of one model, its tensors; see `of_model`
@@ -104,6 +105,12 @@ class ModelSlices:
         if members:
             tensors.append(Tensor(LEDGER, (members,), "int64", role="ledger"))
         largest = slice_elements or automatic_slice_elements(tuple(tensors), slices)
+        # One is as large as `pack_below`, so that each is a slice of its own; nothing is ever as large as they say.
+        elements = max(largest, pack_below, 1)
+        tensors += [
+            Tensor(f"{CALLS}.{number}", (elements,), "uint8", group=number, role="call")
+            for number in range(calls)
+        ]
         self.layout = Layout(tuple(tensors), pack_below, largest, size_bounds)
         self.slices_of: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(tensors)), ())
         for slice_ in self.layout.slices:

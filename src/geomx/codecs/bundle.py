@@ -1,0 +1,175 @@
+"""Bundles: arrays by name, each with what becomes of it on its way up; what collective calls carry.
+
+    sum, max, min    element by element, in the order of origins
+    first            the value of the first origin that gives one
+    gather           all values, each under its origin
+
+A bundle takes the place of a slice's values. As a payload:
+
+    head        the number of bytes of the entries, int64
+    entries     msgpack, see `Entry`, and padding up to 8 bytes
+    arrays      one after the other, each padded to 8 bytes
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+import torch
+
+from geomx.codecs.contract import Codec
+from geomx.errors import Disagreement, ProtocolError
+from geomx.layout import Slice
+
+Op = Literal["sum", "max", "min", "first", "gather"]
+HEAD_BYTES, LARGEST_BYTES = 8, 1 << 28
+MOST_ENTRIES, MOST_DIMENSIONS = 1 << 16, 64
+DTYPES = frozenset(
+    {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
+)
+DTYPES |= {"complex64", "complex128"}
+_REDUCE: dict[str, Callable[..., torch.Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One array of a bundle. `origin`: of `gather`, whose it is. `count`: how many have given to it."""
+
+    name: str
+    op: Op
+    dtype: str
+    shape: tuple[int, ...]
+    origin: str = ""
+    count: int = 1
+
+    @property
+    def size_bytes(self) -> int:
+        item: int = getattr(torch, self.dtype).itemsize
+        return item * math.prod(self.shape)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.origin
+
+
+class Bundle(NamedTuple):
+    """Entries, and for each its array (flat)."""
+
+    entries: tuple[Entry, ...] = ()
+    arrays: tuple[torch.Tensor, ...] = ()
+
+
+class Bundles(Codec):
+    """Sends bundles as they are."""
+
+    lossless = True
+    feedback = False
+
+    def encode(  # type: ignore[override]
+        self, slice_: Slice, turn: int, values: Bundle, weight: float = 1.0
+    ) -> torch.Tensor:
+        head = msgspec.msgpack.encode(values.entries)
+        size = HEAD_BYTES + padded(len(head)) + sum(padded(each.size_bytes) for each in values.entries)
+        payload = torch.zeros(size, dtype=torch.uint8)
+        payload[:HEAD_BYTES].view(torch.int64)[0] = len(head)
+        payload[HEAD_BYTES : HEAD_BYTES + len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        start = HEAD_BYTES + padded(len(head))
+        for entry, array in zip(*values, strict=True):
+            if array.numel():
+                payload[start : start + entry.size_bytes] = array.reshape(-1).view(torch.uint8)
+            start += padded(entry.size_bytes)
+        return payload
+
+    def decode(self, slice_: Slice, payload: torch.Tensor) -> Bundle:  # type: ignore[override]
+        entries, start = _entries(payload)
+        arrays = []
+        for entry in entries:
+            data = payload[start : start + entry.size_bytes]
+            arrays.append(_aligned(data, getattr(torch, entry.dtype)))
+            start += padded(entry.size_bytes)
+        return Bundle(entries, tuple(arrays))
+
+    def accepts(self, slice_: Slice, size: int) -> bool:
+        return HEAD_BYTES < size <= LARGEST_BYTES
+
+    def cost_bytes(self, slice_: Slice) -> int:
+        return 0
+
+
+def combined(bundles: Sequence[Bundle]) -> Bundle:
+    """What several make together, in the order in which they are given. Raises `Disagreement`."""
+    first, *others = bundles
+    names = {entry.name for entry in first.entries if entry.op in _REDUCE}
+    found = dict(zip((entry.key for entry in first.entries), zip(*first, strict=True), strict=True))
+    owned = set[tuple[str, str]]()
+    for other in others:
+        if {entry.name for entry in other.entries if entry.op in _REDUCE} != names:
+            raise Disagreement(f"some reduce {_listed(names)}, and others do not; {SAME_CALLS}")
+        for entry, array in zip(*other, strict=True):
+            if entry.key not in found:
+                found[entry.key] = entry, array
+                continue
+            known, total = found[entry.key]
+            if (known.op, known.dtype, known.shape) != (entry.op, entry.dtype, entry.shape):
+                raise Disagreement(f"{_told(known)} and {_told(entry)} meet in one call; {SAME_CALLS}")
+            if entry.op not in _REDUCE:
+                continue
+            target = total if entry.key in owned else torch.empty_like(total)
+            _REDUCE[entry.op](total, array, out=target)
+            owned.add(entry.key)
+            found[entry.key] = msgspec.structs.replace(known, count=known.count + entry.count), target
+    return Bundle(tuple(entry for entry, _ in found.values()), tuple(array for _, array in found.values()))
+
+
+SAME_CALLS = (
+    "every worker must make the same calls in the same order, with arrays of the same shapes and types"
+)
+
+
+def padded(size: int) -> int:
+    """So many bytes, and up to 8."""
+    return -(-size // 8) * 8
+
+
+def _told(entry: Entry) -> str:
+    return f"{entry.op} of {entry.dtype} {list(entry.shape)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def _entries(payload: torch.Tensor) -> tuple[tuple[Entry, ...], int]:
+    """The entries of a payload, and where its arrays begin. Raises `ProtocolError` for what is no bundle."""
+    length = int(payload[:HEAD_BYTES].clone().view(torch.int64)[0]) if payload.numel() > HEAD_BYTES else -1
+    if not 0 < length <= payload.numel() - HEAD_BYTES:
+        raise ProtocolError(f"{payload.numel()} bytes are no bundle of arrays")
+    try:
+        head = bytes(payload[HEAD_BYTES : HEAD_BYTES + length].numpy())
+        entries = msgspec.msgpack.decode(head, type=tuple[Entry, ...])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"no bundle of arrays: {error}") from error
+    start, left = HEAD_BYTES + padded(length), payload.numel()
+    fits = len(entries) <= MOST_ENTRIES and len({entry.key for entry in entries}) == len(entries)
+    for entry in entries if fits else ():
+        fits = entry.dtype in DTYPES and len(entry.shape) <= MOST_DIMENSIONS and entry.count > 0
+        fits = fits and all(0 <= extent <= LARGEST_BYTES for extent in entry.shape)
+        if not fits or entry.size_bytes > left:
+            fits = False
+            break
+        left -= entry.size_bytes
+    if not fits or start + sum(padded(entry.size_bytes) for entry in entries) != payload.numel():
+        raise ProtocolError(f"{payload.numel()} bytes do not fit the arrays that they name")
+    return entries, start
+
+
+def _aligned(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if data.data_ptr() % 16 or data.storage_offset() % dtype.itemsize:
+        data = data.clone()
+    return data.view(dtype)

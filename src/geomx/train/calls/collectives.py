@@ -1,0 +1,286 @@
+"""Collective calls over arrays: packed into turns of their own, on the way that gradients take.
+
+    pending     calls of which nobody has asked for the result yet
+    flush       all of them go in one turn; what is larger than `SMALL_BYTES` in pieces, over several slices and turns
+
+A call's arrays travel as bundles (`geomx.codecs.bundle`), which servers combine on their way up as they add gradients:
+so a call waits for whoever a step would wait for, counts each worker once, and ends where the run does. Results are
+the same bits on every worker, in whatever order contributions came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+import torch
+
+from geomx.codecs.bundle import DTYPES, LARGEST_BYTES, Bundle, Entry, Op
+from geomx.errors import RunFailed, Unsupported
+from geomx.layout import Slice
+from geomx.train.calls.arrays import as_tensor, like, rebuilt, taken_apart
+from geomx.train.calls.collective_client import CollectiveClient
+
+ReduceOp = Literal["sum", "mean", "max", "min"]
+REDUCE_OPS = ("sum", "mean", "max", "min")
+SMALL_BYTES, PIECE_BYTES = 1 << 18, 1 << 20
+FEW, TINY_BYTES, MOST_IN_GROUP = 16, 1 << 10, 1 << 10  # more pieces than a few travel in groups of tiny ones
+OPERATION = "a collective call"
+Result = TypeVar("Result")
+
+
+class Pending(Generic[Result]):
+    """A call that was made with `wait=False`; `result()` waits for it, and for all that were made before."""
+
+    def __init__(self, flush: Callable[[], None], make: Callable[[], Result]) -> None:
+        self._flush, self._make = flush, make
+        self._result: Result | None = None
+        self._is_done = False
+
+    def result(self) -> Result:
+        """What the call gives.
+
+        Raises:
+            GeomxError: Whatever ends the run.
+        """
+        if not self._is_done:
+            self._flush()
+        return self._result  # type: ignore[return-value]
+
+    def done(self) -> None:
+        """Its arrays have come."""
+        self._result, self._is_done = self._make(), True
+
+
+class Collectives:
+    """The calls of one worker. `slices`: by which they travel."""
+
+    def __init__(self, client: CollectiveClient, slices: Sequence[Slice]) -> None:
+        self._client, self._slices = client, tuple(slices)
+        self._number = 0  # of pieces that wait: names have to be those of whoever was started later
+        self._waiting: list[tuple[list[_Piece], Pending[Any]]] = []
+        self._came: dict[str, list[tuple[Entry, torch.Tensor]]] = {}
+
+    def reduce(self, arrays: Any, op: ReduceOp) -> Pending[Any]:
+        """See `RunCalls.reduce`."""
+        if op not in REDUCE_OPS:
+            raise Unsupported(f"reduce(op={op!r}): {', '.join(REDUCE_OPS)}")
+        given, shape = taken_apart(arrays)
+        tensors = [_checked(as_tensor(each)) for each in given]
+        if op in ("max", "min") and any(each.is_complex() for each in tensors):
+            raise Unsupported(f"reduce(op={op!r}) of complex numbers, which have no order")
+        wire: Op = "sum" if op == "mean" else op
+        places = [self._split(each, wire) for each in tensors]
+
+        def make() -> Any:
+            made = []
+            for each, pieces, source in zip(tensors, places, given, strict=True):
+                whole, count = self._joined(pieces, each)
+                if op == "mean":
+                    is_exact = whole.is_floating_point() or whole.is_complex()
+                    whole = (whole if is_exact else whole.double()) / count
+                made.append(like(source, whole))
+            return rebuilt(shape, made)
+
+        return self._begin([piece for pieces in places for piece in pieces], make)
+
+    def broadcast(self, arrays: Any, source: str) -> Pending[Any]:
+        """See `RunCalls.broadcast`."""
+        given, shape = taken_apart(arrays)
+        tensors = [_checked(as_tensor(each)) for each in given]
+        gives = self._client.name == source
+        places = [self._split(each, "first", gives) for each in tensors]
+
+        def make() -> Any:
+            made = []
+            for each, pieces, mine in zip(tensors, places, given, strict=True):
+                if any(piece.name not in self._came for piece in pieces):
+                    raise RunFailed(source, "it was lost before its arrays had come, so nobody has them")
+                made.append(like(mine, self._joined(pieces, each)[0]))
+            return rebuilt(shape, made)
+
+        return self._begin([piece for pieces in places for piece in pieces], make)
+
+    def gather(self, arrays: Any) -> Pending[dict[str, Any]]:
+        """See `RunCalls.gather`."""
+        given, shape = taken_apart(arrays)
+        pieces = [self._whole(_checked(as_tensor(each))) for each in given]
+
+        def make() -> dict[str, Any]:
+            by_worker: dict[str, list[Any]] = {}
+            for piece, mine in zip(pieces, given, strict=True):
+                for entry, array in self._came.pop(piece.name, []):
+                    by_worker.setdefault(entry.origin, []).append(like(mine, array.view(entry.shape).clone()))
+            return {name: rebuilt(shape, made) for name, made in sorted(by_worker.items())}
+
+        return self._begin(pieces, make)
+
+    def map(self, value: Any) -> Pending[dict[str, Any]]:
+        """See `RunCalls.map`."""
+        try:
+            data = msgspec.msgpack.encode(value)
+        except TypeError as error:
+            raise Unsupported(f"map() takes numbers, texts, lists and dicts of them: {error}") from error
+        piece = self._whole(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+        def make() -> dict[str, Any]:
+            came = self._came.pop(piece.name, [])
+            return {entry.origin: msgspec.msgpack.decode(bytes(array.numpy())) for entry, array in came}
+
+        return self._begin([piece], make)
+
+    def barrier(self) -> Pending[None]:
+        """See `RunCalls.barrier`."""
+        return self._begin([self._piece("sum", torch.zeros(0))], lambda: None)
+
+    def flush(self) -> None:
+        """Have all that is pending answered."""
+        waiting, self._waiting, self._number = self._waiting, [], 0
+        if not waiting:
+            return
+        absences = self._client.absences
+        every = [piece for pieces, _ in waiting for piece in pieces]
+        groups = _grouped(every) if len(every) > FEW else [_Group([piece]) for piece in every]
+        for turn in _turns([group.piece for group in groups], len(self._slices)):
+            for lane, pieces in turn.items():
+                slice_ = self._slices[lane]
+                self._client.wait([slice_.index])
+                bundle = Bundle(
+                    tuple(piece.entry for piece in pieces if piece.gives),
+                    tuple(piece.array for piece in pieces if piece.gives),
+                )
+                packed: Any = (bundle, None)
+                self._client.contribute(slice_.index, "call", OPERATION, 1.0, packed)
+            self._client.next_turn()
+        self._client.wait()
+        if self._client.absences != absences:
+            raise RunFailed(
+                self._client.name,
+                "it was cut off, and the others have made this call without it; start it again",
+            )
+        for group in groups:
+            group.part(self._came)
+        for _, pending in waiting:
+            pending.done()
+        self._came = {}
+
+    def arrived(self, bundle: Any) -> None:
+        """A slice's answer; None: nobody had anything."""
+        for entry, array in zip(*bundle, strict=True) if bundle is not None else ():
+            self._came.setdefault(entry.name, []).append((entry, array))
+
+    # -- pieces --------------------------------------------------------------------------------------------------
+
+    def _begin(self, pieces: list[_Piece], make: Callable[[], Result]) -> Pending[Result]:
+        pending = Pending(self.flush, make)
+        self._waiting.append((pieces, pending))
+        return pending
+
+    def _piece(self, op: Op, array: torch.Tensor, gives: bool = True) -> _Piece:
+        name, self._number = str(self._number), self._number + 1
+        dtype = str(array.dtype).removeprefix("torch.")
+        origin = self._client.name if op == "gather" else ""
+        entry = Entry(name, op, dtype, tuple(array.shape), origin)
+        return _Piece(entry, array.detach().cpu().contiguous().reshape(-1), gives)
+
+    def _split(self, array: torch.Tensor, op: Op, gives: bool = True) -> list[_Piece]:
+        """A small one as it is, a large one in pieces."""
+        size = array.numel() * array.element_size()
+        if size <= SMALL_BYTES:
+            return [self._piece(op, array, gives)]
+        each = PIECE_BYTES // array.element_size()
+        return [self._piece(op, part, gives) for part in torch.split(array.reshape(-1), each)]
+
+    def _whole(self, array: torch.Tensor) -> _Piece:
+        if array.numel() * array.element_size() > LARGEST_BYTES // 16:
+            raise Unsupported(
+                f"gather of {array.numel() * array.element_size()} bytes from each worker; at most "
+                f"{LARGEST_BYTES // 16}"
+            )
+        return self._piece("gather", array)
+
+    def _joined(self, pieces: Iterable[_Piece], as_was: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """What became of an array, in memory of its own, and how many have given to it."""
+        came = [self._came.pop(piece.name)[0] for piece in pieces]
+        parts = [array for _, array in came]
+        whole = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
+        return whole.view(as_was.shape).to(as_was.device), came[0][0].count
+
+
+class _Piece:
+    """A part of an array that travels by itself. `gives`: this worker has its values."""
+
+    __slots__ = ("array", "entry", "gives")
+
+    def __init__(self, entry: Entry, array: torch.Tensor, gives: bool) -> None:
+        self.entry, self.array, self.gives = entry, array, gives
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+
+class _Group:
+    """Small pieces that are reduced alike, and travel as one."""
+
+    def __init__(self, pieces: list[_Piece]) -> None:
+        self._pieces = pieces
+        self.piece = first = pieces[0]
+        if len(pieces) > 1:
+            shapes = repr([piece.entry.shape for piece in pieces]).encode()
+            name = f"{first.name}-{pieces[-1].name} {hashlib.blake2b(shapes, digest_size=8).hexdigest()}"
+            array = torch.cat([piece.array for piece in pieces])
+            self.piece = _Piece(
+                Entry(name, first.entry.op, first.entry.dtype, (array.numel(),)), array, first.gives
+            )
+
+    def part(self, came: dict[str, list[tuple[Entry, torch.Tensor]]]) -> None:
+        """Give each what came for all."""
+        if len(self._pieces) > 1:
+            ((entry, array),) = came.pop(self.piece.name)
+            sizes = [piece.array.numel() for piece in self._pieces]
+            for piece, part in zip(self._pieces, array.split(sizes), strict=True):  # type: ignore[no-untyped-call]
+                came[piece.name] = [(entry, part)]
+
+
+def _grouped(pieces: Sequence[_Piece]) -> list[_Group]:
+    """Small ones of one operation and type together, where the first of them stood."""
+    groups: dict[Any, list[_Piece]] = {}
+    for place, piece in enumerate(pieces):
+        entry = piece.entry
+        alike = entry.op in ("sum", "max", "min") and entry.size_bytes <= TINY_BYTES
+        groups.setdefault((entry.op, entry.dtype) if alike else place, []).append(piece)
+    return [
+        _Group(group[start : start + MOST_IN_GROUP])
+        for group in groups.values()
+        for start in range(0, len(group), MOST_IN_GROUP)
+    ]
+
+
+def _turns(pieces: Sequence[_Piece], lanes: int) -> list[dict[int, list[_Piece]]]:
+    """Which pieces go in which turn, by slice: bundles of about `PIECE_BYTES`, one after the other over the slices.
+
+    It follows from names and sizes that are the same on all workers.
+    """
+    bundles: list[list[_Piece]] = []
+    room = 0
+    for piece in pieces:
+        size = (
+            SMALL_BYTES if piece.entry.op == "gather" else piece.entry.size_bytes
+        )  # which others may have more of
+        if not bundles or size > room:
+            bundles.append([])
+            room = PIECE_BYTES
+        bundles[-1].append(piece)
+        room -= size
+    return [dict(enumerate(bundles[start : start + lanes])) for start in range(0, len(bundles), lanes)]
+
+
+def _checked(tensor: torch.Tensor) -> torch.Tensor:
+    if str(tensor.dtype).removeprefix("torch.") not in DTYPES or tensor.layout is not torch.strided:
+        raise Unsupported(
+            f"a collective call of {tensor.dtype} ({tensor.layout}); allowed: {', '.join(sorted(DTYPES))}"
+        )
+    return tensor
