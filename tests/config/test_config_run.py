@@ -188,6 +188,7 @@ OTHER_VALUES = {
     "run.least_workers": "2",
     "run.open": "true",
     "run.replicas": 1,
+    "run.calls": "true",
     "run.ledger": "true",
     "run.strict": "true",
     "run.preset": "slow-link",

@@ -300,7 +300,9 @@ def averages(loop: Loop) -> None:
 def detects(loop: Loop) -> None:
     for step in range(STEPS):
         loop.optimizer.zero_grad()
-        with torch.autograd.set_detect_anomaly(True):  # of the whole process, so nobody else may go on within it
+        with torch.autograd.set_detect_anomaly(
+            True
+        ):  # of the whole process, so nobody else may go on within it
             loop.gradient(step)
         loop.optimizer.step()
 

@@ -14,10 +14,12 @@ from live_runs import (
     assert_alike,
     assert_equal,
     begin,
+    dies,
     own,
     parts_of,
     place_of,
     sgd,
+    sleep,
     small_model,
     train,
     weights,
@@ -28,7 +30,9 @@ from torch import nn
 
 from geomx.codecs.pack.values import FORMS
 from geomx.node.topology import Edge
+from geomx.rounds.losses import Losses
 from geomx.train import LiveRun, Settings
+from geomx.wire.session import Patience
 
 STEPS = 6
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -187,6 +191,30 @@ def test_loading_the_state_that_is_there_changes_nothing(place: Any) -> None:
         return train_by("fsa", [1, 1], main, {"place": place})[0]
 
     assert_equal(of(True)["B/0"], of(False)["A/0"])
+
+
+@pytest.mark.parametrize(("codec", "victims"), each_value(CODECS, [("B/0",), ("B", "B/0"), ("A/1",)]))
+def test_whoever_comes_back_has_the_weights_of_the_others(codec: str, victims: tuple[str, ...]) -> None:
+    def main(run: LiveRun) -> dict[str, torch.Tensor]:
+        model, optimizer = begin(run, adamw, small_model(place_of(run), torch.float32).bfloat16())
+        while run.step < 60:
+            sleep(run, 0.05)
+            run.weight(1)
+            optimizer.zero_grad()
+            loss_of(model, run.step, place_of(run), 3).backward()
+            optimizer.step()
+        run.close()
+        return weights(model)
+
+    how: dict[str, Any] = {
+        "losses": Losses("continue", 60.0),
+        "patience": Patience(0.1, 0.4),
+        **CODECS[codec],
+    }
+    faults = dies(*victims, at_s=0.5, back_s=1.3)
+    results, _ = train_by("fsa", [2, 1], main, {"on_loss": "continue"}, faults=faults, **how)
+    assert len(results) == 3
+    assert_alike(results)
 
 
 class Several(nn.Module):

@@ -71,7 +71,7 @@ class AttachedModel:
         if slice_.role == "ledger":
             self.ledger.arrived(values)
         elif self.calls is not None and slice_.role == "call":
-            self.calls.arrived(values)
+            self.calls.arrived(slice_, update.turn, values)
         elif self.steps.answers(slice_, update):
             self.steps.arrived(slice_, arrived)
         else:

@@ -205,7 +205,10 @@ class Reception:
         told = msgspec.structs.replace(told, standings=standings, reached=reached, size=body.numel())
         self._host.send(peer, told, body)
         for update, values in self.state.updates(cohorts, partial(self._belong, leaves), self._has_workers):
-            self._host.send(peer, update, values, priority_of(slices[update.slice]))
+            slice_, is_answer = slices[update.slice], values is not None
+            is_answer = is_answer and slice_.role == "call"  # for whoever has not got it
+            message = msgspec.structs.replace(update, kind="call") if is_answer else update
+            self._host.send(peer, message, values, priority_of(slice_))
 
     def standings(self, turns: Mapping[str, int]) -> dict[str, Standing]:
         """Where cohorts stand, of which these turns have closed last."""
@@ -267,4 +270,4 @@ class Reception:
 
 
 def _goes_on_from(slice_: Slice, update: Update) -> bool:
-    return update.kind != "call" and (slice_.role != "weight" or sets_weights(update.kind, update.cohort))
+    return slice_.role != "weight" or sets_weights(update.kind, update.cohort)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from geomx.errors import Unsupported
+from geomx.errors import RunFailed, Unsupported
 from geomx.layout import Layout
 from geomx.node.port import Allowed, Arrived, Asked, Away, Contribution, Departs, Fetched, Left, Port, Ready
 from geomx.optim.contract import SliceState
@@ -339,6 +339,11 @@ class CollectiveClient:
         if not self._closed:
             self._closed = True
             self.port.call("give_up", reason)
+
+    def given_up(self, reason: str, remedy: str) -> RunFailed:
+        """The same, as an error for this worker's script."""
+        self.give_up(reason)
+        return RunFailed(self.name, f"{reason}; {remedy}")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -62,6 +62,7 @@ class Collectives:
         self._number = 0  # of pieces that wait: names have to be those of whoever was started later
         self._waiting: list[tuple[list[_Piece], Pending[Any]]] = []
         self._came: dict[str, list[tuple[Entry, torch.Tensor]]] = {}
+        self._awaited: dict[int, int] = {}  # by slice: the turn whose answer is to come
 
     def reduce(self, arrays: Any, op: ReduceOp) -> Pending[Any]:
         """See `RunCalls.reduce`."""
@@ -152,13 +153,13 @@ class Collectives:
                     tuple(piece.array for piece in pieces if piece.gives),
                 )
                 packed: Any = (bundle, None)
+                self._awaited[slice_.index] = self._client.turn
                 self._client.contribute(slice_.index, "call", OPERATION, 1.0, packed)
             self._client.next_turn()
         self._client.wait()
         if self._client.absences != absences:
-            raise RunFailed(
-                self._client.name,
-                "it was cut off, and the others have made this call without it; start it again",
+            raise self._client.given_up(
+                "it was cut off, and the others have made this call without it", "start this worker again"
             )
         for group in groups:
             group.part(self._came)
@@ -166,8 +167,11 @@ class Collectives:
             pending.done()
         self._came = {}
 
-    def arrived(self, bundle: Any) -> None:
-        """A slice's answer; None: nobody had anything."""
+    def arrived(self, slice_: Slice, turn: int, bundle: Any) -> None:
+        """A slice's answer; None: nobody had anything. What is answered once more is of no account."""
+        if self._awaited.get(slice_.index) != turn:
+            return
+        del self._awaited[slice_.index]
         for entry, array in zip(*bundle, strict=True) if bundle is not None else ():
             self._came.setdefault(entry.name, []).append((entry, array))
 

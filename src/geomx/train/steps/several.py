@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from geomx.errors import RunFailed, Unsupported
+from geomx.errors import Unsupported
 from geomx.layout import Slice
 from geomx.node.port import Arrived
 from geomx.train.steps.contract import Closure, Steps
@@ -25,6 +25,7 @@ from geomx.train.steps.gradient import GradientSteps
 from geomx.wire.messages import Reading, Update
 from geomx.wire.roster_messages import MOST_TURNS
 
+REMEDY = "go on from a checkpoint"
 ANYWHERE = Reading(MOST_TURNS - 1, 0, 0)  # behind everybody's, so that theirs counts
 
 
@@ -103,7 +104,7 @@ class StepsOfSeveral(Steps):
             self.between()
             read = self._idle(ANYWHERE)
             if read == ANYWHERE:
-                raise self._given_up("all workers have come back, and none knows whose step is next")
+                raise self._client.given_up("all have come back, and none knows whose step is next", REMEDY)
             if read.is_at_end:
                 self._is_astray = False
                 self._client.data.found(read)
@@ -112,17 +113,13 @@ class StepsOfSeveral(Steps):
                 self._client.data.found(read._replace(batches=read.batches - 1))
             before = read
 
-    def _given_up(self, reason: str) -> RunFailed:
-        """The others go on."""
-        self._client.give_up(reason)
-        return RunFailed(self._client.name, f"{reason}; go on from a checkpoint")
-
     def _is_others(self) -> bool:
         """Whether the step that is being taken is one that the others have taken."""
         if self._is_astray and not self._progress.is_reading:
-            raise self._given_up(
+            raise self._client.given_up(
                 "whose step is next, a worker that comes back to a run of several models tells by the batches of "
-                "run.shard, and this script reads none"
+                "run.shard, and this script reads none",
+                REMEDY,
             )
         self._taken -= (is_taken := self._taken > 0)
         return is_taken or self._is_astray
