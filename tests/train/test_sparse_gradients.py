@@ -181,6 +181,8 @@ def test_policies_make_of_it_what_they_make_of_dense_gradients(spec: str, make: 
     results = of(True)
     assert_alike(results)
     assert_close(results["A/0"], of(False)["A/0"])
+    coarse, _ = train_by(spec, (2, 1), script(make, range(8)), CUT, **CODECS["int4"])
+    assert_alike(coarse)
 
 
 @pytest.mark.parametrize("make", [sgd, adagrad])

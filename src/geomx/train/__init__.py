@@ -1,4 +1,5 @@
-"""The training loop's side of a run: `run.py` is what `geomx.join()` gives, `attach.py` how a model gets into it.
+"""The training loop's side of a run: `run.py` is what `geomx.join()` gives, `attach.py` how a model gets into it, and
+`together.py` what it cannot have together with a description.
 
 `steps/` is what happens in `optimizer.step()`, `calls/` what waits for all workers, `model/` and `optimizer/` the
 user's objects as slices, `party/` reducing inside a party, `checkpoint/` and `data/` what their names say.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +32,7 @@ from geomx.train.optimizer.run_optimizer import RunOptimizer
 from geomx.train.optimizer.several import Optimizers
 from geomx.train.party.intra_party import AllReduced, DdpAveraged, FsdpSharded, ThroughServer
 from geomx.train.party.process_group import PartyGroup
-from geomx.train.settings import Collective, Settings
+from geomx.train.settings import Settings
 from geomx.train.steps.accumulate import AccumulateSteps
 from geomx.train.steps.contract import Steps
 from geomx.train.steps.gradient import GradientSteps
@@ -41,6 +40,7 @@ from geomx.train.steps.ledger import Ledger
 from geomx.train.steps.local import LocalSteps
 from geomx.train.steps.pending import PendingWeights
 from geomx.train.steps.several import StepsOfSeveral
+from geomx.train.together import check_inside, check_several, check_travels_as_rows
 from geomx.wire.messages import Value
 
 CALL_SLICES = 16  # pieces of a large array that are under way at once, for each global server
@@ -146,7 +146,7 @@ def attach(context: TrainingContext, attachments: Sequence[Attachment]) -> Attac
     client, settings, members = context.client, context.settings, len(context.members)
     first, *others = attachments
     if others:
-        _check_several(context, attachments)
+        check_several(settings, attachments)
     models = [each.name for each in attachments if each.name]
     model = nn.ModuleDict({each.name: each.model for each in attachments}) if models else first.model
     groups = [group for each in attachments for group in each.optimizer.param_groups]
@@ -252,44 +252,6 @@ def _steps(
     return GradientSteps(*parts, placement, pending)
 
 
-def _check_several(context: TrainingContext, attachments: Sequence[Attachment]) -> None:
-    """Have their optimizers in one place. Raise `Unsupported` for what several models cannot have."""
-    settings = context.settings
-    if all(each.settings.place == "auto" for each in attachments) and not all(
-        each.on_server for each in attachments
-    ):
-        for each in attachments:
-            each.wrapped.stay_here()
-    if len({each.on_server for each in attachments}) > 1:
-        told = ", ".join(
-            f"that of {each.name} on {'the global servers' if each.on_server else 'the workers'}"
-            for each in attachments
-        )
-        raise Unsupported(
-            f'the optimizers of several models run in one place, and here {told}; set optimizer.place = "workers"'
-        )
-    twice = Counter(id(p) for each in attachments for g in each.optimizer.param_groups for p in g["params"])
-    if any(count > 1 for count in twice.values()):
-        raise Unsupported("a parameter is in the optimizers of two models; leave it to one of them")
-    if (next_run_mean(settings.policy) or (0, LocalStep()))[1].average == "told":
-        raise Unsupported(
-            f"several models with {type(settings.policy).__name__}, which sets the pace of one optimizer's steps; take "
-            "fsa, mixed, hfa, diloco or downpour"
-        )
-    if settings.has_overlay:
-        raise Unsupported(
-            "several models with run.overlay or lan.overlay, whose members would wait for steps of another model; "
-            "leave the overlay out"
-        )
-    in_step = settings.policy.plans is GradientStep and settings.policy.lockstep
-    if settings.on_loss == "wait" or (settings.on_loss != "stop" and not in_step):
-        raise Unsupported(
-            f'several models with run.on_loss = "{settings.on_loss}" and {type(settings.policy).__name__}: whoever '
-            'comes back would not know whose step it is; set run.on_loss = "stop" and go on from a checkpoint, or '
-            '"continue" with fsa'
-        )
-
-
 def _intra_party(
     context: TrainingContext,
     model: nn.Module,
@@ -302,7 +264,7 @@ def _intra_party(
     if collective is None:
         return ThroughServer(model_slices, finite)
     is_averaged = unwrapped(model) is not model
-    _check_inside(context.settings, collective, model_slices.is_cut, is_averaged, has_state)
+    check_inside(context.settings, collective, model_slices.is_cut, is_averaged, has_state)
     rank, ranks = context.party_members.index(client.name), len(context.party_members)
     device = next(iter(model_slices.trained.values())).device
     group = PartyGroup(client.port, client.name, rank, ranks, collective, device)
@@ -310,31 +272,6 @@ def _intra_party(
         return FsdpSharded(model, model_slices, finite, group)
     kind = DdpAveraged if is_averaged else AllReduced
     return kind(model_slices, finite, group)
-
-
-def _check_inside(
-    settings: Settings, collective: Collective, is_cut: bool, is_averaged: bool, has_state: bool
-) -> None:
-    """Raise `Unsupported` for what does not go with workers that reduce among themselves."""
-    combination = f'{type(settings.policy).__name__} with party.inside = "collective"'
-    if settings.policy.plans is AccumulateStep:
-        raise Unsupported(
-            f'{combination}: its workers do not wait for each other; set party.inside = "server"'
-        )
-    if settings.policy.plans is LocalStep and not is_averaged:
-        raise Unsupported(
-            f"{combination}: local steps are the same on all workers of a party only in DistributedDataParallel; wrap "
-            'the model in it, or set party.inside = "server"'
-        )
-    if is_cut and collective.codec_up != "dense":
-        raise Unsupported(
-            f'fully_shard with lan.codec_up = "{collective.codec_up}": its workers push parts of slices, which only '
-            'lan.codec_up = "dense" can send'
-        )
-    if is_cut and has_state:
-        raise Unsupported(
-            "with fully_shard the optimizer must not have state at attach(): attach a new one, then call run.load()"
-        )
 
 
 def _decided(
@@ -367,29 +304,12 @@ def _decided(
         )
     check_model(model, optimizer, len(context.party_members) if settings.collective is not None else 0)
     check_rows(model, optimizer)
-    _check_rows(settings, model)
+    check_travels_as_rows(settings, model)
     decision = decide(settings, script_of(optimizer, clip_norm, model))
     if decision.refusals:
         raise Unsupported("; ".join(decision.refusals))
     check_optimizer(optimizer, decision.on_server, settings.policy.plans is LocalStep)
     return decision
-
-
-def _check_rows(settings: Settings, model: nn.Module) -> None:
-    """Raise `Unsupported` for sparse gradients where they cannot travel as rows."""
-    policy = settings.policy
-    if not rows_of(model) or policy.plans is LocalStep:
-        return
-    if not policy.lockstep:
-        raise Unsupported(
-            f"embeddings with sparse=True and {type(policy).__name__}, whose parties do not wait for each other: each "
-            "would miss the rows of the others; set sparse=False, or take fsa, hfa or diloco"
-        )
-    if settings.collective is not None and unwrapped(model) is model:
-        raise Unsupported(
-            'embeddings with sparse=True and party.inside = "collective" without DistributedDataParallel; set '
-            'sparse=False, wrap the model, or set party.inside = "server"'
-        )
 
 
 def _tell_known_costs(context: TrainingContext, decision: Decision) -> None:
