@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from finite_runs import CODECS
 from live_runs import Make, adam, assert_alike, own, place_of, sgd, small_model, weights
 from policy_runs import train_by
 from test_sparse_gradients import Words, batch_of
 from torch import nn
 
+from geomx.codecs.pack.noise import RngKey
+from geomx.codecs.spec import make_codec
+from geomx.layout import Layout, Tensor
+from geomx.node.slices.devices import beside, on_host, placed
 from geomx.node.topology import Edge
 from geomx.train import LiveRun
 
@@ -85,6 +90,48 @@ def test_half_precision(codec: str, make: Make) -> None:
     there, here = both("fsa", make, torch.bfloat16, {"wan": Edge(codec, codec)})
     for name, values in here.items():
         assert torch.allclose(there[name].float(), values.float(), rtol=0.05, atol=0.02), name
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_codecs_write_there_what_kernels_write_here(codec: str) -> None:
+    """Three turns, with what each leaves for the next."""
+    slice_ = Layout((Tensor("x", (50_000,), "float32"),)).slices[0]
+    there, here = make_codec(codec, RngKey()), make_codec(codec, RngKey())
+    for turn in range(3):
+        values = torch.randn(slice_.elements, generator=torch.Generator().manual_seed(turn))
+        on_gpu = placed(values, torch.device("cuda", 0))
+        with beside(on_gpu.device):
+            payload = on_host(there.encode(slice_, turn, on_gpu, 2.0))
+        assert torch.equal(payload, here.encode(slice_, turn, values, 2.0))
+
+
+def test_a_worker_encodes_there_and_keeps_what_is_left_there() -> None:
+    there, here = both("fsa", sgd, torch.float32, {"lan": Edge("int4 size_lower_bound=1", "dense")})
+    for name, values in here.items():
+        assert torch.allclose(there[name], values, rtol=0.01, atol=0.01), name
+
+
+@pytest.mark.parametrize("spec", ["fsa", "diloco every=20"])
+def test_the_loop_waits_for_nothing(spec: str) -> None:
+    """PyTorch's own word for it: whatever makes this thread wait raises."""
+
+    def main(run: LiveRun) -> None:
+        model, optimizer = run.attach(inner := small_model(0).cuda(), sgd(inner))
+        x, y = (each.cuda() for each in numbers(0, place_of(run)))
+        run.weight(len(x))
+        loss = F.mse_loss(model(x), y)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            loss.backward()
+            if spec != "fsa":
+                optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        if spec == "fsa":
+            optimizer.step()
+        run.close()
+
+    train_by(spec, (), main)
 
 
 @pytest.mark.parametrize("make", [sgd, own])

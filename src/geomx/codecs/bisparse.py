@@ -94,6 +94,8 @@ class BiSparse(Sparse):
         velocity = self._velocities.get(slice_.index)
         if velocity is None:
             velocity = self._velocities[slice_.index] = torch.zeros_like(self.residual(slice_, like))
+        elif velocity.device != like.device:
+            velocity = self._velocities[slice_.index] = velocity.to(like.device)
         return velocity
 
     def absorb(

@@ -64,6 +64,11 @@ class Bundle(NamedTuple):
     entries: tuple[Entry, ...] = ()
     arrays: tuple[torch.Tensor, ...] = ()
 
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return torch.device("cpu")
+
 
 class Bundles(Codec):
     """Sends bundles as they are."""

@@ -137,6 +137,8 @@ class Lossy(Codec):
         if held is None:
             held = torch.zeros(slice_.elements, dtype=working(like.dtype), device=like.device)
             self._residuals[slice_.index] = held
+        elif held.device != like.device:  # it comes out of a checkpoint
+            held = self._residuals[slice_.index] = held.to(like.device)
         return held
 
     def settle(self, slice_: Slice, lost: Sequence[Block]) -> None:

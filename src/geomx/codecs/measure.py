@@ -40,14 +40,25 @@ def scaled(x: torch.Tensor, weight: float, out: torch.Tensor) -> float:
     """Write x · weight into `out` (flat, of the dtype and size of `x`; it may be `x`); returns the largest |out|."""
     found = native.scale(x, weight, out)
     if found is None:
-        if weight == 1.0:
-            out.copy_(x)
-        elif x.device == out.device:
-            torch.mul(x, weight, out=out)
-        else:
-            out.copy_(x * weight)
+        multiplied(x, weight, out)
         found = largest(out)
     return found
+
+
+def multiplied(x: torch.Tensor, weight: float, out: torch.Tensor) -> None:
+    """The same, without looking at what it makes."""
+    if weight == 1.0:
+        out.copy_(x)
+    elif x.device == out.device:
+        torch.mul(x, weight, out=out)
+    else:
+        out.copy_(x * weight)
+
+
+def largest_of_each(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`largest` of each of some tensors on one device, as a tensor there, in float64: nothing is waited for."""
+    found = [numbers_of(x) for x in tensors]
+    return torch.stack([(x.abs().amax() if x.numel() else x.new_zeros(())).to(torch.float64) for x in found])
 
 
 def summed(values: Sequence[torch.Tensor]) -> Measured:

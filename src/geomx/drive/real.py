@@ -156,6 +156,9 @@ class Driver:
         self._called: list[Called] | None = []  # before the node has started; None: it has
         self._loop: asyncio.AbstractEventLoop
         self._executor: ThreadPoolExecutor
+        self._waiter: (
+            ThreadPoolExecutor  # of jobs that wait for a device, one behind the other as it computes
+        )
         self._ended: asyncio.Future[None]
 
     async def run(self) -> None:
@@ -163,6 +166,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix=f"{self.node.name} job")
+        self._waiter = ThreadPoolExecutor(1, thread_name_prefix=f"{self.node.name} device")
         error: BaseException | None = None
         try:
             self._restore()
@@ -312,10 +316,10 @@ class Driver:
         self._recorder.record("link", level, **change.fields)
 
     def _start(self, job: Job) -> None:
-        if job.cost_bytes < INLINE_BYTES:
+        if job.cost_bytes < INLINE_BYTES and not job.waits:
             self._finish(job, functools.partial(_run, job))
             return
-        future = self._executor.submit(_run, job)
+        future = (self._waiter if job.waits else self._executor).submit(_run, job)
         future.add_done_callback(lambda done: self._call_soon(self._finish, job, done.result))
 
     def _finish(self, job: Job, outcome: Callable[[], tuple[Any, Exception | None]]) -> None:
@@ -470,7 +474,8 @@ class Driver:
         for listener in self._listeners:
             await listener.close()
         await asyncio.gather(*(connection.gone() for connection in self._closing))
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._executor, self._waiter):
+            executor.shutdown(wait=False, cancel_futures=True)
 
     # -- usage -------------------------------------------------------------------------------------------------
 

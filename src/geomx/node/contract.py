@@ -218,11 +218,15 @@ class Timer:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Arithmetic to be done outside the node. `function` is pure: it may run in any thread."""
+    """Arithmetic to be done outside the node. `function` is pure: it may run in any thread.
+
+    `waits`: it waits for a device, and would hold up others meanwhile.
+    """
 
     then: Callable[[Any], None]  # the node's continuation, called by the node itself on `JobDone`
     function: Callable[[], Any]
     cost_bytes: int  # memory it touches: the simulated driver turns it into time
+    waits: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import torch
 
 from geomx.errors import GeomxError
+from geomx.node.slices.devices import Queued
 from geomx.optim.contract import SliceState
 from geomx.tree import EVERYONE
 from geomx.wire.messages import UNREAD, Hyperparameters, Kind, Push, Reached, Reading, Update
@@ -69,12 +70,12 @@ class Contribution:
     """One slice's share of one turn.
 
     `push`: its header, to which the node adds whose it is and the digest of `hyper`. `values`: Σ w·x (flat, the slice's
-    dtype and elements), or None where no part has a value; they belong to the node from now on. `state`: of `assign`
-    alone, with planes of all owners (see `geomx.node.slices.slice_state`).
+    dtype and elements; `Queued` of a contribution to a step), or None where no part has a value; they belong to the
+    node from now on. `state`: of `assign` alone, with planes of all owners (see `geomx.node.slices.slice_state`).
     """
 
     push: Push
-    values: torch.Tensor | None
+    values: torch.Tensor | Queued | None
     hyper: Hyperparameters | None = None
     state: SliceState | None = None
 
@@ -86,7 +87,7 @@ class Contribution:
         kind: Kind,
         operation: str,
         weight: float,
-        values: torch.Tensor | None,
+        values: torch.Tensor | Queued | None,
         present: bytes | None = None,
         hyper: Hyperparameters | None = None,
         *,

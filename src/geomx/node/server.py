@@ -181,12 +181,14 @@ class Server(BaseNode):
             self.begins()
         self._gathering.answered(slice_, update.cohort, update.turn, self._now, bool(update.missed))
 
-    def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None:
+    def run_job(
+        self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int, waits: bool = False
+    ) -> None:
         """See `BaseNode.run_job`; what is replayed is done at once."""
         if self.journal.is_replaying:
             then(function())
         else:
-            super().run_job(function, then, cost_bytes)
+            super().run_job(function, then, cost_bytes, waits)
 
     def has_begun(self) -> bool:
         """Whether all slices here have had their first values."""

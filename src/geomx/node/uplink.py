@@ -24,6 +24,7 @@ from geomx.node.peers.base import BaseNode, Blocked
 from geomx.node.peers.peer import Peer
 from geomx.node.same_data import check_sampled
 from geomx.node.slices.blocks import BlockSender, Encoded
+from geomx.node.slices.devices import Queued, beside, on_host
 from geomx.node.slices.finite import annotated, skipped, tried, when, without
 from geomx.node.slices.first_weights import FirstWeights
 from geomx.node.slices.join_state import check_reached
@@ -201,6 +202,27 @@ class Uplink:
             del self._hypers[next(iter(self._hypers))]
         self._tell_all(Hyper(digest, values))
 
+    def push_queued(self, push: Push, queued: Queued) -> None:
+        """Push what a device is still to compute; it is encoded there, unless something is added to it before."""
+        stays = self.relay is None and self._missed is None
+
+        def taken() -> torch.Tensor | str:
+            values = queued.taken()
+            return values if stays or isinstance(values, str) else on_host(values)
+
+        def there(values: torch.Tensor | str) -> None:
+            if isinstance(values, str):
+                self.push(self._skipped(push, values), lambda _: None, 0)
+            else:
+                self.push(push, lambda _: values, 0)
+
+        self.slice_jobs.run(push.slice, taken, there, 0, waits=True)
+
+    def _skipped(self, push: Push, fault: str) -> Push:
+        """What is left of a contribution that may not leave."""
+        self._node.note("skipped", "warning", **skipped(push.step, push.turn, "1 slice", fault))
+        return without(push, self._slice(push.slice))
+
     def push(self, push: Push, make: Callable[[Room], torch.Tensor | None], cost_bytes: int) -> None:
         """Push what `make` returns (flat, the slice's dtype); it runs in a job, and so does encoding.
 
@@ -228,8 +250,8 @@ class Uplink:
             if values is None:
                 return fault
             whose, at = f"{self._node.name} cannot push", when(push.step, push.turn)
-            with annotated(self.layout, slice_, values, whose, at):
-                payload = codec.encode(slice_, push.turn, values, push.weight)
+            with beside(values.device), annotated(self.layout, slice_, values, whose, at):
+                payload = on_host(codec.encode(slice_, push.turn, values, push.weight))
             return self._blocks.cut(slice_, push, codec, payload)
 
         def done(result: Encoded | str) -> None:
@@ -241,9 +263,7 @@ class Uplink:
                 else:
                     self._take_back(slice_, late)
                 return
-            if result:
-                self._node.note("skipped", "warning", **skipped(push.step, push.turn, "1 slice", result))
-            self.push_raw(without(push, slice_) if result else push, None)
+            self.push_raw(self._skipped(push, result) if result else push, None)
 
         self.slice_jobs.run(slice_.index, work, done, cost_bytes + codec.cost_bytes(slice_))
 
@@ -323,7 +343,7 @@ class Uplink:
         def work() -> tuple[torch.Tensor, bytes | None] | None:
             values, held = make(), self._up.held(slice_)
             if held is not None:
-                held = held.to(getattr(torch, slice_.dtype), copy=True)
+                held = on_host(held).to(getattr(torch, slice_.dtype), copy=True)
                 values = held if values is None else held.add_(values)
             if values is None or not 0.0 < largest(values) <= room_of(slice_).most:
                 return None

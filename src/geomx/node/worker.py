@@ -7,6 +7,7 @@ to push is the training loop's business, and arithmetic runs in jobs.
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -24,6 +25,7 @@ from geomx.node.peers.peer import Handler, Identity, Limits, Peer, printable
 from geomx.node.port import Allowed, Arrived, Asked, Away, Contribution, Departs, Fetched, Left, Ready
 from geomx.node.same_data import keyed
 from geomx.node.slices.blocks import flows_to
+from geomx.node.slices.devices import HOST, Queued, on_host, placed
 from geomx.node.slices.joined import Joined
 from geomx.node.slices.priority import LAST
 from geomx.node.slices.slice_state import Planes, copied, pack_state, under, unpack_state, within, without
@@ -100,6 +102,7 @@ class Worker(BaseNode):
         self._leaving: tuple[dict[str, int], bool] | None = None  # its last turns, and whether it is early
         self._steps = -1  # that the loop has taken by itself
         self._loop_waits = False  # the training loop waits in a call of geomx
+        self._devices: dict[int, torch.device] = {}  # by slice: where what it contributes is computed
         self._restoring: dict[int, Planes] = {}  # by slice: what its next `assign` brings with it
 
     # -- calls of the training loop ------------------------------------------------------------------------
@@ -112,18 +115,25 @@ class Worker(BaseNode):
         origins = {self.name: self.identity.incarnation}
         digest = b"" if contribution.hyper is None else self._digest(contribution.hyper)
         push = msgspec.structs.replace(contribution.push, origins=origins, hyper=digest)
-        if push.kind == "assign":
-            self._assign(push, contribution)
+        values = contribution.values
+        if isinstance(values, Queued):
+            self._devices[push.slice] = values.values.device
+            if push.drains:
+                self._uplink.hand_over(push, partial(_handed_over, values))
+            else:
+                self._uplink.push_queued(push, values)
+        elif push.kind == "assign":
+            self._assign(push, contribution, values)
         elif push.drains:
-            self._uplink.hand_over(push, lambda: contribution.values)
+            self._uplink.hand_over(push, lambda: values)
         else:
-            self._uplink.push(push, lambda _: contribution.values, 0)
+            self._uplink.push(push, lambda _: values, 0)
 
-    def _assign(self, push: Push, contribution: Contribution) -> None:
+    def _assign(self, push: Push, contribution: Contribution, weights: torch.Tensor | None) -> None:
         state = contribution.state or SliceState()
         self._restoring[push.slice] = within("worker/", state.planes)
         others = SliceState(without("worker/", state.planes), state.scalars)
-        values, planes, scalars = pack_state(contribution.values, others)
+        values, planes, scalars = pack_state(weights, others)
         self._uplink.push_raw(msgspec.structs.replace(push, planes=planes, scalars=scalars), values)
 
     def fetch(self, index: int, of: Of | Literal["worker"], server: str = "") -> None:
@@ -265,9 +275,13 @@ class Worker(BaseNode):
         slice_ = self._slice(update.slice)
         down = self._uplink.down
         payload = down.news(slice_, update, payload)
+        device = self._devices.get(slice_.index, HOST)
 
         def work() -> torch.Tensor | None:
-            return None if payload is None else down.unpack(slice_, update.kind, payload, update.cohort)
+            if payload is None:
+                return None
+            values = down.unpack(slice_, update.kind, payload, update.cohort)
+            return values if device == HOST else placed(values, device)
 
         def done(values: torch.Tensor | None) -> None:
             if update.kind == "assign" and values is not None and slice_.index in self._restoring:
@@ -304,3 +318,8 @@ class Worker(BaseNode):
 
     def waits_for(self) -> list[str]:
         return [] if self._ready else super().waits_for()
+
+
+def _handed_over(queued: Queued) -> torch.Tensor | None:
+    values = queued.taken()
+    return None if isinstance(values, str) else on_host(values)

@@ -14,6 +14,7 @@ from torch import nn
 from geomx.config.compatibility.decision import Decision, decide
 from geomx.errors import Unsupported
 from geomx.node.port import Arrived
+from geomx.node.slices.devices import used_here
 from geomx.node.slices.finite import listed
 from geomx.node.slices.models import WORKERS, settings_of
 from geomx.sync.contract import AccumulateStep, GradientStep, LocalStep, next_run_mean
@@ -67,6 +68,8 @@ class AttachedModel:
     def receive(self, arrived: Arrived) -> None:
         """Give an arrival to whoever made the call that it answers; on the training thread."""
         update, values = arrived.update, arrived.values
+        if values is not None:
+            used_here(values)
         slice_ = self.model_slices.layout.slices[update.slice]
         if slice_.role == "ledger":
             self.ledger.arrived(values)

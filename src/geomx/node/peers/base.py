@@ -271,10 +271,12 @@ class BaseNode(ABC):
             session.spoke = self._now
             self._effects.append(Write(session.conn, number, message, payload, priority, blocks))
 
-    def run_job(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None:
-        """Have arithmetic done outside the node; `then(result)` continues here."""
+    def run_job(
+        self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int, waits: bool = False
+    ) -> None:
+        """Have arithmetic done outside the node; `then(result)` continues here. `waits`: see `Job`."""
         self._stillness.jobs += 1
-        self._effects.append(Job(then, function, cost_bytes))
+        self._effects.append(Job(then, function, cost_bytes, waits))
 
     def after(self, delay_s: float, key: str, then: Callable[[], None]) -> None:
         """Call `then` in so many seconds; a key that is set again moves, and takes the new `then`."""

@@ -16,7 +16,9 @@ Then = Callable[[Any], None]
 class JobRunner(Protocol):
     """A node, as far as jobs go."""
 
-    def run_job(self, function: Callable[[], Any], then: Then, cost_bytes: int) -> None: ...
+    def run_job(
+        self, function: Callable[[], Any], then: Then, cost_bytes: int, waits: bool = False
+    ) -> None: ...
 
 
 class SliceJobs:
@@ -24,16 +26,18 @@ class SliceJobs:
 
     def __init__(self, node: JobRunner) -> None:
         self._node = node
-        self._waiting: dict[int, deque[tuple[Callable[[], Any], Then, int]]] = {}
+        self._waiting: dict[int, deque[tuple[Callable[[], Any], Then, int, bool]]] = {}
 
-    def run(self, index: int, function: Callable[[], Any], then: Then, cost_bytes: int) -> None:
+    def run(
+        self, index: int, function: Callable[[], Any], then: Then, cost_bytes: int, waits: bool = False
+    ) -> None:
         """As `run_job`, of slice `index`."""
         waiting = self._waiting.get(index)
         if waiting is None:
             self._waiting[index] = deque()
-            self._begin(index, function, then, cost_bytes)
+            self._begin(index, function, then, cost_bytes, waits)
         else:
-            waiting.append((function, then, cost_bytes))
+            waiting.append((function, then, cost_bytes, waits))
 
     def after(self, index: int, then: Callable[[], None]) -> None:
         """Continue behind the jobs of slice `index` that have come before; at once where there are none."""
@@ -56,7 +60,9 @@ class SliceJobs:
         if not left:
             then()
 
-    def _begin(self, index: int, function: Callable[[], Any], then: Then, cost_bytes: int) -> None:
+    def _begin(
+        self, index: int, function: Callable[[], Any], then: Then, cost_bytes: int, waits: bool
+    ) -> None:
         def done(result: Any) -> None:
             then(result)
             waiting = self._waiting[index]
@@ -65,4 +71,4 @@ class SliceJobs:
             else:
                 del self._waiting[index]
 
-        self._node.run_job(function, done, cost_bytes)
+        self._node.run_job(function, done, cost_bytes, waits)

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from geomx.layout import Slice
+from geomx.node.slices.devices import on_host
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.optim.contract import SliceState
 from geomx.wire.messages import State
@@ -82,7 +83,7 @@ def unpack_state(slice_: Slice, described: Described, payload: torch.Tensor | No
 
 def copied(planes: Mapping[str, torch.Tensor]) -> Planes:
     """What will not change while it is on its way."""
-    return {name: plane.clone() for name, plane in planes.items()}
+    return {name: on_host(plane) if plane.is_cuda else plane.clone() for name, plane in planes.items()}
 
 
 def answer_state(

@@ -11,11 +11,12 @@ import torch
 from geomx.codecs.contract import room_of
 from geomx.errors import NotFinite
 from geomx.layout import Slice
+from geomx.node.slices.devices import on_host
 from geomx.node.slices.finite import found_in, is_watched
 from geomx.node.slices.slice_state import Planes
 from geomx.optim.contract import SliceState
-from geomx.train.calls.collective_client import CollectiveClient, Packed
-from geomx.train.model.model_slices import ModelSlices, absent
+from geomx.train.calls.collective_client import CollectiveClient
+from geomx.train.model.model_slices import ModelSlices, Plain, absent
 from geomx.train.party.intra_party import ThroughServer
 from geomx.tree import Tree
 from geomx.wire.messages import Of
@@ -119,7 +120,7 @@ class Broadcast:
         if self._aside is None or self._client.is_moving:
             self._model_slices.scatter(slice_, values)
         else:
-            self._aside[slice_.index] = values
+            self._aside[slice_.index] = on_host(values)
 
     def _assign(
         self,
@@ -130,7 +131,7 @@ class Broadcast:
         helps: bool,
         has_values: bool = True,
     ) -> None:
-        packed: Packed = (None, absent(slice_))
+        packed: Plain = (None, absent(slice_))
         if not has_values:
             pass
         elif gives or (helps and self._model_slices.is_cut):

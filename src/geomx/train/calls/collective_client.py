@@ -14,13 +14,14 @@ import torch
 from geomx.errors import RunFailed, Unsupported
 from geomx.layout import Layout
 from geomx.node.port import Allowed, Arrived, Asked, Away, Contribution, Departs, Fetched, Left, Port, Ready
+from geomx.node.slices.devices import Queued
 from geomx.optim.contract import SliceState
 from geomx.train.calls.joining import StepsBegun, comes_back, has_begun, joins, place_beside, place_in
 from geomx.train.calls.runs_data import RunsData
 from geomx.tree import EVERYONE
 from geomx.wire.messages import UNREAD, Hyperparameters, Kind, Of, Place, Reached, Reading, Value
 
-Packed = tuple[torch.Tensor | None, bytes | None]  # values, and which parts are present
+Packed = tuple[torch.Tensor | Queued | None, bytes | None]  # values, and which parts are present, of a step
 STEP = "step()"  # the operation of every contribution to a step
 
 

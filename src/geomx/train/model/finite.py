@@ -14,16 +14,18 @@ from collections.abc import Callable, Mapping
 import torch
 
 from geomx.codecs.contract import Room, room_of
-from geomx.codecs.measure import largest
+from geomx.codecs.measure import largest, largest_of_each
 from geomx.errors import NotFinite
 from geomx.layout import Layout, Slice
 from geomx.node.port import Port
+from geomx.node.slices.devices import Check, Later, queues
 from geomx.node.slices.finite import LOOK, SKIP, found_in, is_watched, listed, remedy, skipped, when
 from geomx.train.model.model_slices import Gathered, is_statistic, real
 from geomx.train.settings import Settings
 
 GRADIENT = "the gradient of"
 Source = Callable[[int], torch.Tensor | None]
+At = tuple[int, int]  # step (in the policy's count) and turn
 
 
 def counted(count: int, what: str) -> str:
@@ -39,7 +41,10 @@ class FiniteOnly:
         self.skips_steps = self.skips and settings.push_at == "step"
         self._port, self._name, self._layout = port, name, layout
         self._room = settings.room
-        self._at = -1, -1  # step (in the policy's count) and turn
+        self._at: At = -1, -1
+        self._unread: tuple[At, list[int], Later] | None = (
+            None  # the largest of gradients, of the step before
+        )
         self._skipped: dict[
             int | str, str
         ] = {}  # by slice, or of local steps by parameter: why, in this step
@@ -69,24 +74,60 @@ class FiniteOnly:
 
         `made`: w·x; `weight`: w; `what`: x is of each tensor, and `source` has it where that is known.
         """
+        fault = self._fault(slice_, made, weight, what, source, self._at)
+        return not fault or self._refuse(slice_.index, fault)
+
+    def later(self, slice_: Slice, weight: float, what: str = GRADIENT) -> Check:
+        """The same for a job, which looks at what a device has made by then."""
+        at = self._at
+
+        def check(values: torch.Tensor) -> str:
+            fault = self._fault(slice_, Gathered(values, None, largest(values)), weight, what, None, at)
+            if fault and not self.skips:
+                raise NotFinite(f"{self._name}: {fault}")
+            return fault and f"{self._name}: {fault}"
+
+        return check
+
+    def _fault(
+        self, slice_: Slice, made: Gathered, weight: float, what: str, source: Source | None, at: At
+    ) -> str:
+        """Why a contribution may not leave; empty: it may."""
         if is_statistic(slice_):
-            return math.isfinite(made.largest) or self._refuse(
-                slice_.index, self._of_statistics(slice_, made, what)
-            )
-        if not is_watched(
-            slice_
-        ):  # another buffer may hold Inf, as a mask does; NaN would spread to the others'
-            return not math.isnan(made.largest) or self._refuse(slice_.index, self._of_buffer(slice_, what))
+            return "" if math.isfinite(made.largest) else self._of_statistics(slice_, made, what, at)
+        if not is_watched(slice_):  # it may hold Inf, as a mask does; NaN would spread to the others'
+            return self._of_buffer(slice_, what, at) if math.isnan(made.largest) else ""
         room = self._room(slice_)
         if made.largest <= room.most:
-            return True
-        return self._refuse(slice_.index, self._of_weights(slice_, made, room, weight, what, source))
+            return ""
+        return self._of_weights(slice_, made, room, weight, what, source, at)
 
     def allows_step(self, gradients: Mapping[int, torch.Tensor]) -> bool:
-        """Whether all gradients (by parameter) are finite. Raises NotFinite where the run stops."""
+        """Whether all gradients (by parameter) are finite. Raises NotFinite where the run stops.
+
+        On a GPU, and where the run stops, that is by the end of the next step: nothing leaves unseen.
+        """
+        if not self.skips and gradients and all(queues(gradient.device) for gradient in gradients.values()):
+            self.look()
+            every = [real(gradient.detach()) for gradient in gradients.values()]
+            self._unread = self._at, list(gradients), Later(largest_of_each(every))
+            return True
         fine = len(self.allows_gradients(gradients)) == len(gradients)
         self._whole = self._whole or not fine
         return fine
+
+    def look(self) -> None:
+        """Raise NotFinite for what is known by now of the step before."""
+        if self._unread is None:
+            return
+        (at, numbers, later), self._unread = self._unread, None
+        for number, found in zip(numbers, later.numbers(), strict=True):
+            if not math.isfinite(found):
+                self._refuse_gradient(number, found, at)
+
+    def _refuse_gradient(self, number: int, found: float, at: At) -> None:
+        name, word = self._layout.tensors[number].name, "NaN" if math.isnan(found) else "Inf"
+        self._refuse(name, f"{GRADIENT} {name} holds {word} in {when(*at)}. {LOOK}. {SKIP}")
 
     def allows_gradients(self, gradients: Mapping[int, torch.Tensor]) -> list[int]:
         """The parameters whose gradients are finite. Raises NotFinite where the run stops.
@@ -94,13 +135,26 @@ class FiniteOnly:
         With `push_at = "step"` it is all of them, or none.
         """
         fine = list[int]()
-        for number, gradient in gradients.items():
-            if math.isfinite(found := largest(real(gradient.detach()))):
+        for number, found in self._largest(gradients).items():
+            if math.isfinite(found):
                 fine.append(number)
             else:
-                name, word = self._layout.tensors[number].name, "NaN" if math.isnan(found) else "Inf"
-                self._refuse(name, f"{GRADIENT} {name} holds {word} in {when(*self._at)}. {LOOK}. {SKIP}")
+                self._refuse_gradient(number, found, self._at)
         return [] if self.skips_steps and self._skipped else fine
+
+    def _largest(self, gradients: Mapping[int, torch.Tensor]) -> dict[int, float]:
+        """Of each gradient; of those on one GPU in one look."""
+        found = dict[int, float]()
+        queued: dict[torch.device, dict[int, torch.Tensor]] = {}
+        for number, gradient in gradients.items():
+            values = real(gradient.detach())
+            if queues(values.device):
+                queued.setdefault(values.device, {})[number] = values
+            else:
+                found[number] = largest(values)
+        for there in queued.values():
+            found |= zip(there, largest_of_each(list(there.values())).tolist(), strict=True)
+        return {number: found[number] for number in gradients}
 
     def _refuse(self, key: int | str, fault: str) -> bool:
         text = f"{self._name}: {fault}"
@@ -109,19 +163,26 @@ class FiniteOnly:
         self._skipped.setdefault(key, text)
         return False
 
-    def _of_statistics(self, slice_: Slice, made: Gathered, what: str) -> str:
+    def _of_statistics(self, slice_: Slice, made: Gathered, what: str, at: At) -> str:
         assert made.values is not None  # nothing has a largest value of 0
         found = found_in(self._layout, slice_, made.values, room_of(slice_))
         assert found is not None  # the largest is one
         told = room_of(slice_).beyond(found.value)
-        return f"{what} {found.names} holds {told} in {when(*self._at)}. {LOOK}. {SKIP}"
+        return f"{what} {found.names} holds {told} in {when(*at)}. {LOOK}. {SKIP}"
 
-    def _of_buffer(self, slice_: Slice, what: str) -> str:
+    def _of_buffer(self, slice_: Slice, what: str, at: At) -> str:
         names = listed(self._layout.tensors[part.tensor].name for part in slice_.parts)
-        return f"{what} {names} holds NaN in {when(*self._at)}. {LOOK}. {SKIP}"
+        return f"{what} {names} holds NaN in {when(*at)}. {LOOK}. {SKIP}"
 
     def _of_weights(
-        self, slice_: Slice, made: Gathered, room: Room, weight: float, what: str, source: Source | None
+        self,
+        slice_: Slice,
+        made: Gathered,
+        room: Room,
+        weight: float,
+        what: str,
+        source: Source | None,
+        at: At,
     ) -> str:
         assert made.values is not None  # nothing has a largest value of 0
         found = found_in(self._layout, slice_, made.values, room)
@@ -129,8 +190,10 @@ class FiniteOnly:
         told = f"holds {room.beyond(found.value)}"
         if weight != 1.0 and math.isfinite(found.value):
             told = f"times its weight of {weight:g} reaches {room.beyond(found.value)},"
+        elif weight != 1.0 and source is None and not math.isnan(found.value):
+            told = f"times its weight of {weight:g} {told}"
         elif weight != 1.0 and source is not None and not math.isnan(found.value):
             given = [source(part.tensor) for part in slice_.parts]
             if all(x is None or math.isfinite(largest(real(x.detach()))) for x in given):
                 told = f"times its weight of {weight:g} is more than {room.form} has room for"
-        return f"{what} {found.names} {told} in {when(*self._at)}. {remedy(found.value, room.form)}"
+        return f"{what} {found.names} {told} in {when(*at)}. {remedy(found.value, room.form)}"

@@ -21,15 +21,17 @@ import msgspec
 import torch
 from torch import nn
 
-from geomx.codecs.measure import scaled
+from geomx.codecs.measure import multiplied, scaled
 from geomx.errors import Unsupported
 from geomx.layout import SLICES_WANTED, Layout, Part, Role, Slice, Tensor, automatic_slice_elements
+from geomx.node.slices.devices import HOST, Check, Queued, queues
 from geomx.train.model.fsdp import held, is_cut
 from geomx.train.model.rows import gather_rows, write_rows
 from geomx.wire import presence
 
 LEDGER, CALLS = "geomx.ledger", "geomx.calls"
 AVERAGED = ("float32", "float64")
+Plain = tuple[torch.Tensor | None, bytes | None]  # values, and which parts are present
 HALVES = (torch.bfloat16, torch.float16)
 STATISTICS = (
     1  # the group of buffers that are running statistics is odd, and that of others even; a model has two
@@ -56,9 +58,13 @@ class Gathered(NamedTuple):
     largest: float = 0.0
 
     @property
-    def packed(self) -> tuple[torch.Tensor | None, bytes | None]:
+    def packed(self) -> Plain:
         """As it is contributed."""
         return self.values, self.present
+
+    def queued(self, check: Check) -> tuple[Queued | None, bytes | None]:
+        """The same of values that a device is still to compute, and nobody has looked at."""
+        return None if self.values is None else Queued.behind(self.values, check), self.present
 
 
 class ModelSlices:
@@ -153,6 +159,11 @@ class ModelSlices:
         """The same, of what normalizations keep of what they have seen (BatchNorm) alone."""
         return [slice_ for slice_ in self.floating_buffers() if is_statistic(slice_)]
 
+    def device_of(self, slice_: Slice) -> torch.device | None:
+        """Where steps compute what a slice contributes, if that is only queued there when they go on; else None."""
+        device = HOST if slice_.row else self.tensor(slice_.parts[0].tensor).device
+        return device if queues(device) else None
+
     def name(self, number: int) -> str:
         return self.layout.tensors[number].name
 
@@ -212,11 +223,12 @@ class ModelSlices:
         source: Callable[[int], torch.Tensor | None],
         weight: float = 1.0,
         device: torch.device | None = None,
+        measures: bool = True,
     ) -> Gathered:
         """weight * (what `source` has for each part), as one new flat tensor, and which parts are present.
 
         At weight 0 there is none. Of a tensor that is cut, what this process does not hold is zeros. `device`: None
-        for the CPU.
+        for the CPU. `measures`: look for the largest; on a GPU that waits for it.
         """
         if not weight:
             return nothing(slice_)
@@ -238,8 +250,10 @@ class ModelSlices:
                 if flat is None:
                     continue
                 target = target[start : start + flat.numel()]
-                if dtype_name(target.dtype) in AVERAGED:
+                if dtype_name(target.dtype) in AVERAGED and measures:
                     largest.append(scaled(flat.to(target.dtype), weight, target))
+                elif dtype_name(target.dtype) in AVERAGED:
+                    multiplied(flat.to(target.dtype), weight, target)
                 else:
                     target.copy_(flat)
         return Gathered(values, present, largest_of(largest))

@@ -31,11 +31,12 @@ from geomx.rounds.round import weighted_mean
 from geomx.train.calls.collective_client import Packed
 from geomx.train.model.finite import GRADIENT, FiniteOnly, Source
 from geomx.train.model.fsdp import held, is_cut, range_of
-from geomx.train.model.model_slices import Gathered, ModelSlices, nothing
+from geomx.train.model.model_slices import Gathered, ModelSlices, Plain, nothing
 from geomx.train.party.process_group import PartyGroup
 from geomx.wire import presence
 
 Contributed = Iterator[tuple[Slice, float, Packed]]  # slice, weight, values
+_Made = tuple[Slice, Packed, bool]  # slice, values, whether they may leave as far as is known
 
 
 class ThroughServer:
@@ -61,20 +62,32 @@ class ThroughServer:
         if self._finite.skips_steps:
             every = list(made)
             fine = all(is_fine for *_, is_fine in every)
-            made = ((slice_, gathered, fine) for slice_, gathered, _ in every)
-        for slice_, gathered, is_fine in made:
-            yield slice_, weight if is_fine else 0.0, (gathered if is_fine else nothing(slice_)).packed
+            made = ((slice_, packed, fine) for slice_, packed, _ in every)
+        for slice_, packed, is_fine in made:
+            yield slice_, weight if is_fine else 0.0, packed if is_fine else nothing(slice_).packed
 
-    def _made(self, slice_: Slice, source: Source, weight: float) -> tuple[Slice, Gathered, bool]:
-        """This worker's w·x, and whether it may leave."""
+    def made(self, slice_: Slice, source: Source, weight: float, what: str = "") -> tuple[Packed, bool]:
+        """This worker's w·x, and whether it may leave. `what` it is of each tensor, in words."""
+        device = None if self._looks_first else self._model_slices.device_of(slice_)
+        if device is not None:
+            gathered = self._model_slices.gather(slice_, source, weight, device, measures=False)
+            return gathered.queued(self._finite.later(slice_, weight, what or self.what)), True
         gathered = self._model_slices.gather(slice_, source, weight)
-        return slice_, gathered, self._finite.allows(slice_, gathered, weight, self.what, source)
+        return gathered.packed, self._finite.allows(slice_, gathered, weight, what or self.what, source)
+
+    def _made(self, slice_: Slice, source: Source, weight: float) -> _Made:
+        return slice_, *self.made(slice_, source, weight)
+
+    @property
+    def _looks_first(self) -> bool:
+        """Whether something depends on what may leave, so that a GPU is waited for."""
+        return self._finite.skips_steps
 
     def mean_loss(self, weight: float, loss: float | None) -> float | None:
         """The loss that goes with what this worker pushes."""
         return loss
 
-    def first(self, slice_: Slice, source: Source) -> Packed:
+    def first(self, slice_: Slice, source: Source) -> Plain:
         """A slice as the party's first worker has it, in full there; on the others whatever."""
         return self._model_slices.gather(slice_, source).packed
 
@@ -126,18 +139,21 @@ class _IntraParty(ThroughServer):
         weights = self._group.gather_all(torch.tensor(weight, dtype=torch.float64))
         return sum(each.item() for each in weights)
 
-    def _pushed(self, made: Iterable[tuple[Slice, Gathered, bool]], total: float) -> Contributed:
+    @property
+    def _looks_first(self) -> bool:
+        return self._finite.skips
+
+    def _pushed(self, made: Iterable[_Made], total: float) -> Contributed:
         """What is left of contributions when all have said which of theirs may leave. `total`: the party's weight."""
         if self._finite.skips:
             every = list(made)
             fine = self._agree([is_fine for *_, is_fine in every])
             made = [
-                (slice_, gathered, is_fine)
-                for (slice_, gathered, _), is_fine in zip(every, fine, strict=True)
+                (slice_, packed, is_fine) for (slice_, packed, _), is_fine in zip(every, fine, strict=True)
             ]
-        for slice_, gathered, is_fine in made:
+        for slice_, packed, is_fine in made:
             share = total if is_fine and self._speaks(slice_) else 0.0
-            yield slice_, share, (gathered if is_fine else nothing(slice_)).packed
+            yield slice_, share, packed if is_fine else nothing(slice_).packed
 
     def _agree(self, fine: list[bool]) -> list[bool]:
         """Of each slice whether all workers' contributions may leave; where steps are skipped, of all slices."""
@@ -261,7 +277,7 @@ class FsdpSharded(_IntraParty):
         total = self._total(weight)
         yield from self._pushed((self._made(slice_, source, total) for slice_ in slices), total)
 
-    def first(self, slice_: Slice, source: Source) -> Packed:
+    def first(self, slice_: Slice, source: Source) -> Plain:
         found = {part.tensor: source(part.tensor) for part in slice_.parts}
         cut = {
             number: tensor.shape for number, tensor in found.items() if tensor is not None and is_cut(tensor)

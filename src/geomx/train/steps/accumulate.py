@@ -142,15 +142,16 @@ class AccumulateSteps(Steps):
 
     def _push(self, sums: bool) -> None:
         for slice_ in self._trained:
-            made = self._model_slices.gather(slice_, self._sums.get) if sums else nothing(slice_)
-            if not self._finite.allows(slice_, made, 1.0, "the sum of the gradients of"):
-                made = nothing(slice_)  # which fetches, as a push of nothing does
+            made, is_fine = self._intra_party.made(
+                slice_, self._sums.get, float(sums), "the sum of the gradients of"
+            )
+            packed = made if is_fine else nothing(slice_).packed  # which fetches, as a push of nothing does
             self._client.contribute(
                 slice_.index,
                 "gradient",
                 self._operation,
                 1.0,
-                made.packed,
+                packed,
                 cohort=self._cohort,
                 step=self._planned - 1,
                 hyper=self._placement.hyper(slice_.group),

@@ -138,6 +138,7 @@ class Steps(ABC):
     def require_quiescent(self, operation: str) -> None:
         """Return when every weight is current; raises `Unsupported` where a step has begun and not ended."""
         self._client.wait()
+        self._finite.look()
         self._intra_party.rest()
 
     def end_epoch(self) -> None:

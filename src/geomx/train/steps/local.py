@@ -181,6 +181,7 @@ class LocalSteps(Steps):
 
     def finish(self) -> None:
         """Take part as at the end of the data, until this worker's steps are in a mean over the run."""
+        self._finite.look()
         if self._is_common:
             return
         if apart := self._intra_party.leave(self._progress.place.steps):
@@ -326,13 +327,16 @@ class LocalSteps(Steps):
 
     def _merged(self, slice_: Slice, values: torch.Tensor, merge: float) -> torch.Tensor:
         """A mixture with this worker's own weights, unless these are not finite and the run skips that."""
-        own = self._model_slices.gather(slice_, self._model_slices.exact)
+        own = self._model_slices.gather(
+            slice_, self._model_slices.exact, device=values.device, measures=self._finite.skips
+        )
         assert own.values is not None  # weights are always there
         if self._finite.skips and not math.isfinite(own.largest):
             return values
         return own.values.mul_(merge).add_(values, alpha=1.0 - merge)
 
     def _contribute(self, slices: list[Slice], cohort: str, weight: float, outer: dict[str, Any]) -> None:
+        self._finite.look()
         self._finite.begin(self._planned - 1, self.turn)
         step, together = self._planned - 1, b""
         if cohort != EVERYONE:  # nobody above its server counts these turns: the policy's steps do
@@ -364,13 +368,20 @@ class LocalSteps(Steps):
     def _share(self, slice_: Slice, weight: float, cohort: str) -> tuple[float, Packed]:
         """n, and Σ n · x: of the weights, or of the pseudo-gradient."""
         if weight:
-            values, present, _ = self._model_slices.gather(slice_, self._model_slices.exact)
+            device = self._model_slices.device_of(slice_)
+            values, present, _ = self._model_slices.gather(
+                slice_, self._model_slices.exact, device=device, measures=False
+            )
             assert values is not None  # weights are always there
             moved = cohort == EVERYONE and slice_.role == "weight"
+            what = "the pseudo-gradient of" if moved else "the local"
             if moved:
-                torch.sub(self._starts[slice_.index], values, out=values)
+                torch.sub(self._starts[slice_.index].to(values.device), values, out=values)
+            if device is not None:
+                made = Gathered(values.mul_(weight), present)
+                return weight, made.queued(self._finite.later(slice_, weight, what))
             made = Gathered(values, present, scaled(values, weight, values))
-            if self._finite.allows(slice_, made, weight, "the pseudo-gradient of" if moved else "the local"):
+            if self._finite.allows(slice_, made, weight, what):
                 return weight, made.packed
         return 0.0, nothing(slice_).packed
 
