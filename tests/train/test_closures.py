@@ -13,9 +13,11 @@ from live_runs import (
     assert_alike,
     assert_close,
     begin,
+    dies,
     parts_of,
     place_of,
     samples_of,
+    sleep,
     small_model,
     train,
     weights,
@@ -24,9 +26,13 @@ from policy_runs import train_by
 from torch import nn
 
 from geomx.errors import Unsupported
+from geomx.node.topology import Edge
+from geomx.rounds.losses import Losses
 from geomx.train import LiveRun
+from geomx.wire.session import Patience
 
 STEPS = 4
+INT4 = {"wan": Edge("int4 size_lower_bound=1", "int4 size_lower_bound=1")}
 
 
 class SAM(torch.optim.Optimizer):
@@ -59,6 +65,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "lbfgs": lambda m: torch.optim.LBFGS(m.parameters(), lr=0.3, max_iter=4, line_search_fn="strong_wolfe"),
     "sam": lambda m: SAM(m.parameters(), lr=0.05, momentum=0.9),
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9),
+    "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
 }
 
 
@@ -67,7 +74,8 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, place
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = F.mse_loss(model(x.to(next(model.parameters()).dtype)).to(y.dtype), y)
+        dtype = next(model.parameters()).dtype
+        loss = F.mse_loss(model(x if dtype.is_complex else x.to(dtype)).to(y.dtype), y)
         loss.backward()
         return loss
 
@@ -75,7 +83,8 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, place
 
 
 @pytest.mark.parametrize(
-    ("name", "spec"), each_value(OPTIMIZERS, ["hfa k1=2 k2=1", "diloco every=2 lr=1.0 momentum=0.0"])
+    ("name", "spec"),
+    each_value(["lbfgs", "sam", "sgd"], ["hfa k1=2 k2=1", "diloco every=2 lr=1.0 momentum=0.0"]),
 )
 def test_two_workers_are_the_mean_of_two_processes(name: str, spec: str) -> None:
     make = OPTIMIZERS[name]
@@ -101,6 +110,58 @@ def test_two_workers_are_the_mean_of_two_processes(name: str, spec: str) -> None
                     one.mul_(share).add_(other, alpha=1 - share)
                     other.copy_(one)
     assert_close(results["A/0"], weights(models[0]), rtol=1e-10)
+
+
+class Waves(nn.Module):
+    """Weights that are complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        values = torch.randn(20, 5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.3
+        self.spectrum = nn.Parameter(torch.view_as_complex(values))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.complex128) @ self.spectrum).abs()
+
+
+@pytest.mark.parametrize(
+    ("name", "model_of", "spec", "edges"),
+    [
+        ("lbfgs", small_model, "hfa k1=2 k2=2", {}),
+        ("lbfgs", small_model, "diloco every=3", INT4),
+        ("sam", small_model, "hfa k1=2 k2=2", INT4),
+        ("sam", small_model, "diloco every=3", {}),
+        ("sgd", Waves, "hfa k1=2 k2=2", INT4),
+        ("sgd", Waves, "diloco every=3", {}),
+        ("adam", Waves, "fsa", INT4),
+    ],
+)
+@pytest.mark.parametrize("victims", [("B/0",), ("B", "B/0")])
+def test_whoever_comes_back_goes_on_from_the_others(
+    name: str, model_of: Callable[[], nn.Module], spec: str, edges: dict[str, Any], victims: tuple[str, ...]
+) -> None:
+    def main(run: LiveRun) -> dict[str, torch.Tensor]:
+        model, optimizer = begin(run, OPTIMIZERS[name], model_of())
+        while run.step < 60:
+            sleep(run, 0.05)
+            run.weight(1)
+            if name == "adam":
+                x, y = parts_of(run.step, 3)[place_of(run)]
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+            else:
+                step_of(model, optimizer, run.step, place_of(run), 3)
+        run.close()
+        return weights(model)
+
+    how: dict[str, Any] = {"losses": Losses("continue", 60.0), "patience": Patience(0.1, 0.4), **edges}
+    faults = dies(*victims, at_s=0.5, back_s=1.3)
+    results, _ = train_by(spec, [2, 1], main, {"on_loss": "continue"}, faults=faults, **how)
+    assert_alike(results)
+    assert len(results) == 3
+    assert all(bool(torch.view_as_real(v).isfinite().all() if v.is_complex() else v.isfinite().all())
+               for v in results["A/0"].values())  # fmt: skip
 
 
 def test_half_precision_is_stepped_in_float32() -> None:

@@ -31,6 +31,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from geomx.errors import GeomxError, NodeLost, RunFailed, Unsupported
+from geomx.node.topology import Edge
 from geomx.rounds.losses import Losses
 from geomx.train import LiveRun, Settings
 from geomx.wire.session import Patience
@@ -277,6 +278,20 @@ def test_other_policies_train_both(spec: str) -> None:
         if "weight" in name:
             assert torch.isfinite(value).all()
             assert not torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("spec", ["fsa", "hfa k1=2 k2=2", "diloco every=2"])
+def test_codecs_hold_back_of_each_what_is_its_own(spec: str) -> None:
+    """Replicas are alike, and near those of a run without a codec; each model has a scale of its own."""
+    makes = (lambda m: torch.optim.SGD(m.parameters(), lr=0.05),) * 2
+    edge = Edge("int4 size_lower_bound=1", "int4 size_lower_bound=1")
+    ours, _ = train_by(spec, [2, 1], script(makes, range(8)), wan=edge)
+    theirs, _ = train_by(spec, [2, 1], script(makes, range(8)))
+    assert_alike(ours)
+    start = of_both(gan(0))
+    for name, values in theirs["A/0"].items():
+        if "weight" in name:
+            assert 0 < (ours["A/0"][name] - values).norm() < 0.2 * (values - start[name]).norm(), name
 
 
 def test_weights_that_are_read_are_those_of_the_first() -> None:

@@ -347,10 +347,10 @@ def _manifest(attachments: Sequence[Attachment]) -> dict[str, Value]:
     if attachments[0].name:
         counts = {each.name: len(each.optimizer.param_groups) for each in attachments}
         manifest["models"] = settings_of(counts)
-        manifest["optimizer"] = "of each model" if attachments[0].on_server else WORKERS
+        manifest["optimizer"] = "of each model" if _rule_at_root(attachments[0]) else WORKERS
     for each in attachments:
         of, settings = f"{each.name}." if each.name else "", each.settings
-        rule = OUTER_RULE if settings.policy.plans is LocalStep else each.rule
+        rule = _rule_at_root(each)
         # The global servers clip means of gradients alone; each worker clips the gradients that it steps with itself.
         clips = "clip_norm" if settings.policy.plans is GradientStep else "clip_norm of each worker"
         manifest |= {
@@ -362,6 +362,11 @@ def _manifest(attachments: Sequence[Attachment]) -> dict[str, Value]:
         if rule is None:
             manifest[f"{of}optimizer.state"] = _state_digest(each.optimizer)
     return manifest
+
+
+def _rule_at_root(attachment: Attachment) -> str | None:
+    """What the global servers do with what goes up; None: they pass on its mean."""
+    return OUTER_RULE if attachment.settings.policy.plans is LocalStep else attachment.rule
 
 
 def _state_digest(optimizer: torch.optim.Optimizer) -> str:
