@@ -189,6 +189,7 @@ OTHER_VALUES = {
     "run.open": "true",
     "run.replicas": 1,
     "run.calls": "true",
+    "run.table_classes": '["other:Rule"]',
     "run.ledger": "true",
     "run.strict": "true",
     "run.preset": "slow-link",

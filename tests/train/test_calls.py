@@ -53,13 +53,15 @@ def test_arrays_of_all_become_one(op: Any, parties: tuple[int, ...], shards: int
         assert isinstance(result["pair"][1][0], int)
         assert isinstance(result["counts"], np.ndarray)
         for mine, *theirs in zip(flat(result), *every, strict=True):
-            assert mine.dtype == theirs[0].dtype or mine.dtype == torch.float32
+            is_whole = not theirs[0].is_floating_point()
+            wide = torch.int64 if op == "sum" and is_whole else theirs[0].dtype
+            assert mine.dtype == wide or mine.dtype == torch.float32
             whole = torch.stack(
                 [each.to(torch.float64) if each.is_floating_point() else each for each in theirs]
             )
             made = whole.sum(0) if op == "sum" else whole.amax(0) if op == "max" else whole.amin(0)
             if mine.dtype == torch.bool:
-                made = whole.any(0) if op in ("sum", "max") else whole.all(0)
+                made = whole.any(0) if op == "max" else whole.all(0)
             assert torch.allclose(
                 mine.double(), made.double(), rtol=0.02 if mine.dtype == torch.bfloat16 else 1e-14
             )
@@ -68,8 +70,14 @@ def test_arrays_of_all_become_one(op: Any, parties: tuple[int, ...], shards: int
 
 
 def test_means_are_of_those_who_gave() -> None:
-    results, _ = train((2, 1), lambda run: run.reduce(float(place_of(run)), "mean"))
-    assert set(results.values()) == {1.0}
+    """Of whole numbers they are float64's, of half precision rounded once."""
+    given = [True, 200, torch.tensor([200, 100], dtype=torch.uint8), torch.full((3,), 300.0).bfloat16()]
+    results, _ = train((2, 1), lambda run: run.reduce([float(place_of(run)), *given], "mean"))
+    for mine, truth, small, large, half in results.values():
+        assert (mine, truth, small) == (1.0, 1.0, 200.0)
+        assert large.tolist() == [200.0, 100.0]
+        assert half.dtype == torch.bfloat16
+        assert half.tolist() == [300.0] * 3
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -107,6 +115,21 @@ def test_gather_and_map_have_everybody_s_by_name() -> None:
             assert np.array_equal(gathered[name]["x"], np.arange(place))
             assert torch.equal(gathered[name]["y"], torch.full((place, 2), float(place)))
             assert mapped[name] == {"party": name[0], "loss": 0.5 * place, "all": [1, None, "a"]}
+
+
+def test_each_of_several_pending_calls_knows_what_became_of_it() -> None:
+    """Large ones go one by one, and one that fails leaves the others."""
+
+    def main(run: LiveRun) -> list[Any]:
+        large = [run.gather(np.full(1 << 21, each, np.uint8), wait=False) for each in range(3)]
+        pending = [run.reduce(1, wait=False), run.broadcast(2, "C/0", wait=False), run.reduce(3, wait=False)]
+        found = [each.result()["A/0"][0] for each in large]
+        with pytest.raises(RunFailed, match="C/0: it was lost"):
+            pending[1].result()
+        return [*found, pending[0].result(), pending[2].result()]
+
+    results, _ = train((1, 1), main)
+    assert list(results.values()) == [[0, 1, 2, 2, 6]] * 2
 
 
 def test_many_small_calls_are_one_turn() -> None:
@@ -261,6 +284,10 @@ def test_what_cannot_be_is_told() -> None:
     refused("sum, mean, max, min", partial(_reduce_by, "median"), Unsupported)
     refused("which have no order", lambda run: run.reduce(1j, "max"), Unsupported)
     refused("numbers, texts, lists and dicts", lambda run: run.map(object()), Unsupported)
+    refused("map of .* at most 262144", lambda run: run.map("a" * (1 << 18)), Unsupported)
+    refused(
+        "gather of .* at most 134213632", lambda run: run.gather(np.empty(1 << 27, np.uint8)), Unsupported
+    )
 
 
 def _reduce_by(op: Any, run: LiveRun) -> None:

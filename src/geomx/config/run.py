@@ -46,6 +46,7 @@ AGREED = (
     "run.overlay",
     "run.strict",
     "run.calls",
+    "run.table_classes",
     "run.ledger",
     "sync.policy",
     "sync.weight",

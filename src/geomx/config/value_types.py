@@ -79,6 +79,7 @@ RuleName = Annotated[
         'your own as "module:Class", or nothing', r"([A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*)?", 200
     ),
 ]
+ClassName = Annotated[str, TextForm('"module:Class"', r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*", 200)]
 CodecName = Annotated[str, ChoiceForm(codecs.names, "ratio=0.01")]
 PassingCodecName = Annotated[str, ChoiceForm(("wan", *codecs.names), "ratio=0.01", bare=("wan",))]
 Argument = Annotated[str, TextForm("text", r"[^\0]*")]  # no process can be given a NUL

@@ -35,6 +35,7 @@ from geomx.node.uplink import Uplink
 from geomx.optim.contract import SliceState
 from geomx.rounds.round import Round
 from geomx.wire.messages import UNREAD, Advice, Allowance, Fetch, Push, State, Update, Value
+from geomx.wire.request_messages import Response
 from geomx.wire.roster_messages import Complete, Roster, Turns
 
 
@@ -100,7 +101,7 @@ class Aggregator:
         if round_.kind == "mean" and round_.cohort and self._server.members.has_all_of(round_.cohort):
             self._average(total)
             return
-        self.above.push(push, total.of, 3 * len(decoders) * slice_.size_bytes)
+        self.above.push(push, total.of, 3 * (len(decoders) * slice_.size_bytes + round_.call_bytes))
 
     def _average(self, total: Sum) -> None:
         """The mean of a cohort that lies wholly below this server: nobody above needs to know."""
@@ -280,6 +281,9 @@ class Aggregator:
 
     def told(self, message: Allowance | Advice) -> None:
         self._server.tell(message)
+
+    def responded(self, response: Response, payload: Any) -> None:
+        self._server.tell(response, payload)
 
     def fetched(self, state: State, payload: Any) -> None:
         reply = self._replies.pop(state.token, None)

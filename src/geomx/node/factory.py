@@ -18,6 +18,7 @@ from geomx.node.members.top import Top
 from geomx.node.overlay.conductor import Conductor
 from geomx.node.peers.beside import Siblings
 from geomx.node.peers.peer import Identity
+from geomx.node.requests import Asked
 from geomx.node.root import Root
 from geomx.node.same_data import SameDataWatch
 from geomx.node.server import Server
@@ -31,6 +32,7 @@ from geomx.optim.contract import RootOptimizer
 from geomx.overlay import overlays
 from geomx.sync import policies
 from geomx.sync.contract import StepController
+from geomx.tables.shard import TableShard
 from geomx.tree import TOP
 from geomx.wire.roster_messages import Message
 
@@ -68,6 +70,7 @@ def make_node(topology: Topology, name: str, incarnation: int = 1, term: int = 0
             returning,
             job,
             siblings,
+            topology.skips,
         )
     return Server(
         identity,
@@ -103,8 +106,12 @@ def _shard(topology: Topology, identity: Identity) -> Server:
         above = "" if name == lead else lead
         clipping = Clipping(send, others, above, server.journal.write)
 
+        def tables(asked: Asked) -> TableShard:
+            return TableShard(asked, name, topology.seed, topology.table_classes)
+
         def top(root: Root) -> Top:
-            return Top(server, root.hyper, clipping, topology.losses, send, shards)
+            asked = Asked(server, place, topology.limits.stall_s, tables)
+            return Top(server, root.hyper, clipping, topology.losses, send, shards, asked)
 
         compensation = compensations.make(topology.compensation) if topology.compensation else None
         make = partial(_optimizer, topology.rule)

@@ -6,6 +6,7 @@ Calls go through `Port.call(method, ...)`; the methods are those of `geomx.node.
 - `contribute(contribution)`: push one slice in one turn. Answered by `Arrived`.
 - `fetch(slice, of, server)`: what belongs in a checkpoint, see `Fetch`; of "worker": of its own edges. Answered by
   `Fetched`.
+- `ask(shard, number, what, payload)`: a request, see `geomx.node.requests`. Answered by `Responded`.
 - `reached(message)`: how far the script is, before the contributions of a step; see `Reached`.
 - `sampled(digests)`: of the samples that the script begins with, see `geomx.node.same_data`.
 - `stepped(turn, steps, seconds)`: it has taken a step of its own towards a round. Answered by `Allowed`.

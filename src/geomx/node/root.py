@@ -443,6 +443,7 @@ class Root:
                 self._server.answer(self._update(slice_, round_), *result)
 
         cost_bytes = (len(round_.contributions) + 4) * slice_.size_bytes + down.codec.cost_bytes(slice_)
+        cost_bytes += 3 * round_.call_bytes
         self._slice_jobs.run(slice_.index, encoded, done, cost_bytes)
 
     def _aged(self, index: int, round_: Round, applies: bool) -> int:

@@ -12,6 +12,7 @@ from geomx.node.overlay.relay import Relay
 from geomx.node.peers.peer import Handler
 from geomx.rounds.round import Round
 from geomx.wire.messages import Calling, Fetch, Hyperparameters, Sampled, State, Stepped, Value
+from geomx.wire.request_messages import Request
 from geomx.wire.roster_messages import Asks, Complete, Lost
 
 
@@ -29,6 +30,12 @@ class Above(Handler, Protocol):
 
     def leave(self, turns: dict[str, int], origins: tuple[str, ...], early: bool = False) -> None:
         """Members take no part after these turns of their cohorts. `early`: see `Leave`."""
+
+    def ask(self, request: Request, payload: Any) -> None:
+        """A worker below asks a shard something."""
+
+    def others_take_part(self) -> None:
+        """Others of those below than before."""
 
     @property
     def quiet(self) -> bool:

@@ -35,6 +35,7 @@ from geomx.node.peers.base import BaseNode
 from geomx.node.peers.beside import Companion, Siblings
 from geomx.node.peers.handshake import shown
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer
+from geomx.node.requests import LARGEST_BYTES
 from geomx.node.round_sink import RoundSink
 from geomx.node.same_data import SameDataWatch
 from geomx.node.slices.blocks import Receipts, flows_to, receipted
@@ -70,6 +71,7 @@ from geomx.wire.messages import (
     Value,
     payload_size,
 )
+from geomx.wire.request_messages import Request, Response
 from geomx.wire.roster_messages import MOST_TURNS, Asks, Lost, Message
 from geomx.wire.session import Patience, Session
 
@@ -200,12 +202,12 @@ class Server(BaseNode):
             self._is_begun = True
             self.emit(Began())
 
-    def tell(self, message: Allowance | Advice) -> None:
-        """Send a worker word from the first shard."""
+    def tell(self, message: Allowance | Advice | Response, payload: Any = None) -> None:
+        """Send a worker word from a shard."""
         for name, leaves in self._edges.children.items():
             child = self.peer(name)
             if message.worker in leaves and child is not None and not self.members.has_left(leaves):
-                self.send(child, message)
+                self.send(child, message, payload)
 
     def decoders(self, slice_: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]:
         """The round's contributions in the order of adding, each to be decoded within a job."""
@@ -244,6 +246,8 @@ class Server(BaseNode):
             self.sink.fetch(message, lambda state, data: self.send(peer, state, data))
         elif isinstance(message, Leave):
             self._on_leave(peer, leaves, message)
+        elif isinstance(message, Request):
+            self._on_request(leaves, message, payload)
         elif isinstance(message, Lost | Asks):
             self.attendance.passes_on(peer, message)
         elif self.conductor is not None:
@@ -257,6 +261,8 @@ class Server(BaseNode):
             slice_ = self.slice_of(message.slice)
             check_size(message, slice_, codec_of(slice_, message, self._edges.up))
             self._receipts.check(message, slice_)
+        elif isinstance(message, Request) and message.size <= LARGEST_BYTES:
+            pass
         elif payload_size(message) and not isinstance(message, Attach):
             raise ProtocolError(f"{type(message).__name__} announces a payload")
         elif payload_size(message) > LAYOUT_LIMIT_BYTES:
@@ -490,11 +496,13 @@ class Server(BaseNode):
 
     def enrolled(self, number: int) -> None:
         """Others take part than before, by the roster of this number."""
+        self.sink.above.others_take_part()
         if self.conductor is not None:
             self.conductor.void(f"others take part: roster {number}")
 
     def took_leave(self, names: frozenset[str]) -> None:
         """These take no part any more."""
+        self.sink.above.others_take_part()
         self._step_control.left(names)
         self._ending.look()
 
@@ -510,6 +518,11 @@ class Server(BaseNode):
     def over(self) -> None:
         """The run has ended without anybody of this server's."""
         self._ending.over()
+
+    def _on_request(self, leaves: tuple[str, ...], request: Request, payload: Any) -> None:
+        if request.worker not in leaves:
+            raise ProtocolError(f"a request of {request.worker}; members: {', '.join(leaves)}")
+        self.sink.above.ask(request, payload)
 
     def _on_told(self, leaves: tuple[str, ...], message: Stepped | Sampled) -> None:
         """A worker tells the first shard something."""
@@ -563,6 +576,7 @@ class Server(BaseNode):
         if message.early:
             self.attendance.depart(dict.fromkeys(message.origins, message.turns))
         self._step_control.left(message.origins)
+        self.sink.above.others_take_part()
         if self.conductor is not None and message.early and self.members.has_left(leaves):
             self.conductor.void(f"{peer.name} has left")
         self.journal.behind(partial(self._acknowledge, peer, peer.session))

@@ -54,6 +54,7 @@ class Topology:
     tree: Tree
     edges: Mapping[str, Edge]
     policy: str = "fsa"
+    table_classes: tuple[str, ...] = ()  # rules and inits of tables beside the built-in ones
     rule: str = ""  # of the root, as `module:Class`; none: one of torch.optim, as the workers say
     compensation: str = ""
     limits: Limits = field(default_factory=Limits)
@@ -88,6 +89,7 @@ class Topology:
             edges=resolved(run.open_tree, {TOP: _edge(run.wan)} | below, collective),
             collective=frozenset(collective),
             policy=run.sync.policy,
+            table_classes=tuple(run.run.table_classes),
             rule=run.optimizer.rule,
             compensation=run.optimizer.compensation,
             limits=Limits(run.limits.start_s, run.limits.stall_s, run.limits.stop_s, run.limits.turn_s),

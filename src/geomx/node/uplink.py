@@ -22,6 +22,7 @@ from geomx.node.contract import FirstStep
 from geomx.node.overlay.relay import Relay
 from geomx.node.peers.base import BaseNode, Blocked
 from geomx.node.peers.peer import Peer
+from geomx.node.requests import LARGEST_BYTES
 from geomx.node.same_data import check_sampled
 from geomx.node.slices.blocks import BlockSender, Encoded
 from geomx.node.slices.devices import Queued, beside, on_host
@@ -59,6 +60,7 @@ from geomx.wire.messages import (
     payload_size,
 )
 from geomx.wire.overlay_messages import Apart, Table, Void
+from geomx.wire.request_messages import Request, Response
 from geomx.wire.roster_messages import Asks, Departed, Lost, Message, Over, Retire, Roster, Turns
 
 HYPERS_KEPT = 1024
@@ -90,6 +92,9 @@ class UplinkOwner(Protocol):
 
     def fetched(self, state: State, payload: Any) -> None:
         """An answer to `fetch`."""
+
+    def responded(self, response: Response, payload: Any) -> None:
+        """A shard has answered a worker here, or below."""
 
 
 class Uplink:
@@ -204,18 +209,15 @@ class Uplink:
 
     def push_queued(self, push: Push, queued: Queued) -> None:
         """Push what a device is still to compute; it is encoded there, unless something is added to it before."""
-        stays = self.relay is None and self._missed is None
+        if self.relay is None and self._missed is None:
+            self.encode(push, lambda _: queued.taken(), 0, waits=True)
+            return
 
-        def taken() -> torch.Tensor | str:
-            values = queued.taken()
-            return values if stays or isinstance(values, str) else on_host(values)
+        def there(made: tuple[torch.Tensor | None, str]) -> None:
+            values, fault = made
+            self.push(self._skipped(push, fault) if fault else push, lambda _: values, 0)
 
-        def there(values: torch.Tensor | str) -> None:
-            if isinstance(values, str):
-                self.push(self._skipped(push, values), lambda _: None, 0)
-            else:
-                self.push(push, lambda _: values, 0)
-
+        taken = partial(tried, lambda: on_host(queued.taken()), self._skips)
         self.slice_jobs.run(push.slice, taken, there, 0, waits=True)
 
     def _skipped(self, push: Push, fault: str) -> Push:
@@ -240,8 +242,10 @@ class Uplink:
         if self.relay is None or not self.relay.add(push, make, cost_bytes):
             self.encode(push, make, cost_bytes)
 
-    def encode(self, push: Push, make: Callable[[Room], torch.Tensor | None], cost_bytes: int) -> None:
-        """Encode what `make` returns, and send it on its way."""
+    def encode(
+        self, push: Push, make: Callable[[Room], torch.Tensor | None], cost_bytes: int, waits: bool = False
+    ) -> None:
+        """Encode what `make` returns, and send it on its way. `waits`: see `Job`."""
         slice_ = self._slice(push.slice)
         codec = codec_for(slice_, push.kind, self._up)
 
@@ -265,7 +269,7 @@ class Uplink:
                 return
             self.push_raw(self._skipped(push, result) if result else push, None)
 
-        self.slice_jobs.run(slice_.index, work, done, cost_bytes + codec.cost_bytes(slice_))
+        self.slice_jobs.run(slice_.index, work, done, cost_bytes + codec.cost_bytes(slice_), waits)
 
     def _hold_back(self, push: Push, make: Callable[[Room], torch.Tensor | None], cost_bytes: int) -> None:
         """What goes with the next contribution to the slice."""
@@ -312,6 +316,17 @@ class Uplink:
             check_sampled(message)
         self._node.send(self._parent(self.parents[0]), message)
 
+    def ask(self, request: Request, payload: Any) -> None:
+        shards = self._tree.shards
+        if not 0 <= request.shard < len(shards):
+            raise ProtocolError(f"{request.worker} asks shard {request.shard} of {len(shards)}")
+        # A server above that is no shard leads to all of them.
+        above = shards[request.shard] if shards[request.shard] in self.parents else self.parents[0]
+        self._node.send(self._parent(above), request, payload)
+
+    def others_take_part(self) -> None:
+        """Shards hear of it by themselves."""
+
     def fetch(self, token: int, index: int, of: Of, server: str) -> None:
         parent = self._parent(self.parents[self._shard_of[index]])
         self._node.send(parent, Fetch(token, index, of, server))
@@ -333,7 +348,7 @@ class Uplink:
     ) -> None:
         self._tell_all(Leave(turns, origins, early), priority)
 
-    def hand_over(self, push: Push, make: Callable[[], torch.Tensor | None]) -> None:
+    def hand_over(self, push: Push, make: Callable[[], torch.Tensor | None], waits: bool = False) -> None:
         """As this node leaves: give up what `make` returns of a slice, and what the codec holds back of it.
 
         It goes up once: where those above are lost before they have used it, it is lost with them.
@@ -359,7 +374,7 @@ class Uplink:
                 self._node.send(shard, drains, payload, priority_of(slice_))
 
         self._handing += 1
-        self.slice_jobs.run(slice_.index, work, done, 3 * slice_.size_bytes)
+        self.slice_jobs.run(slice_.index, work, done, 3 * slice_.size_bytes, waits)
 
     @property
     def quiet(self) -> bool:
@@ -389,6 +404,8 @@ class Uplink:
             self._on_members(message)
         elif isinstance(message, Table | Void | Apart) and self.relay is not None:
             self.relay.told(message)
+        elif isinstance(message, Response):
+            self._owner.responded(message, payload)
         elif isinstance(message, State):
             self._slice(message.slice)
             self._owner.fetched(message, payload)
@@ -453,6 +470,8 @@ class Uplink:
         """Whether a payload of that size is possible; see `Node.admit`."""
         if isinstance(message, Update) and message.size:
             possible = self.down.accepts(self._slice(message.slice), message.kind, message.size)
+        elif isinstance(message, Response):
+            possible = message.size <= LARGEST_BYTES
         elif isinstance(message, State):
             possible = message.size == self._slice(message.slice).size_bytes * len(message.planes)
         elif isinstance(message, Attached) and message.size:

@@ -23,9 +23,11 @@ from geomx.node.peers.base import BaseNode
 from geomx.node.peers.beside import Companion, Siblings
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer, printable
 from geomx.node.port import Allowed, Arrived, Asked, Away, Contribution, Departs, Fetched, Left, Ready
+from geomx.node.requests import Asking
 from geomx.node.same_data import keyed
 from geomx.node.slices.blocks import flows_to
 from geomx.node.slices.devices import HOST, Queued, on_host, placed
+from geomx.node.slices.finite import tried
 from geomx.node.slices.joined import Joined
 from geomx.node.slices.priority import LAST
 from geomx.node.slices.slice_state import Planes, copied, pack_state, under, unpack_state, within, without
@@ -48,6 +50,7 @@ from geomx.wire.messages import (
     Update,
     Value,
 )
+from geomx.wire.request_messages import Response
 from geomx.wire.roster_messages import Roster, Turns
 from geomx.wire.session import Patience
 
@@ -56,7 +59,7 @@ class Worker(BaseNode):
     """See the module's text. `parents`: its local server, or in a run of one the root. `classes`, `tree`: see `Uplink`.
 
     `job`: the others of its party, where they reduce among themselves: without any of them it can do nothing.
-    `siblings`: see `BaseNode`.
+    `siblings`: see `BaseNode`. `skips`: see `geomx.node.slices.finite`.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Worker(BaseNode):
         returning: frozenset[str] = frozenset(),
         job: frozenset[str] = frozenset(),
         siblings: Siblings | None = None,
+        skips: bool = False,
     ) -> None:
         losses = losses or Losses()
         super().__init__(
@@ -91,9 +95,11 @@ class Worker(BaseNode):
             tree,
             up,
             down,
+            skips,
             classes=classes,
             has_quorum=losses.quorum.share < 1.0,
         )
+        self._asking = Asking(identity.name, identity.incarnation, self._uplink.ask)
         self.measures = self.has_overlay
         self._job = job
         self._out = frozenset[str]()  # who takes no part, as far as is known
@@ -119,7 +125,7 @@ class Worker(BaseNode):
         if isinstance(values, Queued):
             self._devices[push.slice] = values.values.device
             if push.drains:
-                self._uplink.hand_over(push, partial(_handed_over, values))
+                self._uplink.hand_over(push, partial(_handed_over, values), waits=True)
             else:
                 self._uplink.push_queued(push, values)
         elif push.kind == "assign":
@@ -150,6 +156,9 @@ class Worker(BaseNode):
             return SliceState(copied(under("worker/", kept)))
 
         self._uplink.slice_jobs.run(index, found, lambda state: self.emit(Notify(Fetched(index, state))), 0)
+
+    def ask(self, shard: int, number: int, what: bytes, payload: Any) -> None:
+        self._asking.ask(shard, number, what, payload)
 
     def reached(self, message: Reached) -> None:
         self._uplink.reached(message)
@@ -215,6 +224,7 @@ class Worker(BaseNode):
         if begins:
             self._uplink.down.forget()
         self._uplink.push_again((), {self.name: begins}, is_back=bool(begins))
+        self._asking.again()
         self._take_leave_again()
         self._out = frozenset(told.out)
         self.emit(Notify(Ready(told.closed, told.standings, told.reached, begins, told.roster)))
@@ -288,13 +298,19 @@ class Worker(BaseNode):
                 self._uplink.restore(slice_, self._restoring.pop(slice_.index))
             self.emit(Notify(Arrived(update, values)))
 
-        self._uplink.slice_jobs.run(slice_.index, work, done, down.codec.cost_bytes(slice_))
+        cost_bytes = down.codec.cost_bytes(slice_)
+        self._uplink.slice_jobs.run(slice_.index, work, done, cost_bytes, waits=device != HOST)
 
     def told(self, message: Allowance | Advice) -> None:
         if isinstance(message, Advice):
             self.note("advised", "warning", text=printable(message.text))
         else:
             self.emit(Notify(Allowed(message.turn, message.steps)))
+
+    def responded(self, response: Response, payload: Any) -> None:
+        responded = self._asking.responded(response, payload)
+        if responded is not None:
+            self.emit(Notify(responded))
 
     def fetched(self, state: State, payload: Any) -> None:
         self.emit(Notify(Fetched(state.slice, unpack_state(self._slice(state.slice), state, payload))))
@@ -321,5 +337,5 @@ class Worker(BaseNode):
 
 
 def _handed_over(queued: Queued) -> torch.Tensor | None:
-    values = queued.taken()
-    return None if isinstance(values, str) else on_host(values)
+    values, _ = tried(lambda: on_host(queued.taken()), skips=True)
+    return values

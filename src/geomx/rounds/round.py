@@ -81,6 +81,15 @@ class Round:
         theirs = [each.origins.keys() for _, each, _ in self.contributions]
         return all(origins <= push.origins.keys() for origins in theirs if not known.isdisjoint(origins))
 
+    @property
+    def call_bytes(self) -> int:
+        """Of a collective call, whose slices have no size of their own: what has come for it."""
+        return (
+            sum(payload.nbytes for _, payload in self.in_order() if payload is not None)
+            if self.kind == "call"
+            else 0
+        )
+
     def in_order(self) -> list[tuple[Push, Any]]:
         """What is added, in that order, whatever the order it came in."""
         added = sorted((*self.contributions, *self.handed_over), key=lambda each: each[0])

@@ -44,7 +44,7 @@ from geomx.train.steps.several import StepsOfSeveral
 from geomx.train.together import check_inside, check_several, check_travels_as_rows
 from geomx.wire.messages import Value
 
-CALL_SLICES = 16  # pieces of a large array that are under way at once, for each global server
+CALL_SLICES = 16  # pieces of a large array that are under way at once
 OUTER_RULE = "SGD"  # what the root does with means of local steps; a policy gives its hyper-parameters
 
 
@@ -204,7 +204,7 @@ def attach(context: TrainingContext, attachments: Sequence[Attachment]) -> Attac
     stepped = StepsOfSeveral(every) if models else every[0]
     optimizers = Optimizers([each.wrapped for each in attachments]) if models else first.wrapped
     kind = "; ".join(f"{each.name}: {each.kind}" if each.name else each.kind for each in attachments)
-    calls = Collectives(client, model_slices.slices("call")) if settings.calls else None
+    calls = Collectives(client, model_slices.slices("call"), len(context.members)) if settings.calls else None
     attached = AttachedModel(
         model,
         client,

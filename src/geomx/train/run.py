@@ -35,6 +35,7 @@ from geomx.train.attach import AttachedModel, Attachment, attach, prepare
 from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.calls.collectives import Collectives
 from geomx.train.calls.run_calls import RunCalls
+from geomx.train.calls.tables import Requests, Table
 from geomx.train.checkpoint import save_load as saving
 from geomx.train.context import TrainingContext
 from geomx.train.data.loader import Share, Shares
@@ -104,6 +105,8 @@ class LiveRun(RunCalls):
         self._progress = Progress(self._samples, self._loss, self._timeline)
         self._schedules = Schedules()
         self._shares = Shares(name, tree, self._settings.seed, self._progress, self._party_members)
+        self._asked: Requests | None = None
+        self._tables: list[Table] = []
         self._closed = self.has_left = False
         self._progress.followed, self._progress.joins = self._schedules.follow, self._join
         if self.may_leave_early:
@@ -374,12 +377,26 @@ class LiveRun(RunCalls):
 
     # -- collective calls, see `RunCalls` ---------------------------------------------------------------------
 
-    def _calls(self) -> Collectives:
-        if self._attached is None and not self._attachments:  # nothing is to be trained
+    def _without_model(self) -> AttachedModel:
+        """Where nothing is to be trained, that is attached."""
+        if self._attached is None and not self._attachments:
             nothing, settings = NoModel(), dataclasses.replace(self._settings, calls=True)
             context = self._context(settings)
             self._attachments.append(prepare(context, nothing, nothing.optimizer(), None, "", self._join))
-        attached = self._joined("reduce")
+        return self._joined("reduce")
+
+    def _requests(self) -> Requests:
+        self._without_model()
+        if self._asked is None:
+            self._asked = Requests(self._client, self._tree.shards)
+        return self._asked
+
+    def _opened(self, table: Table) -> Table:
+        self._tables.append(table)
+        return table
+
+    def _calls(self) -> Collectives:
+        attached = self._without_model()
         if attached.calls is None:
             raise Unsupported(
                 "collective calls in a run that trains a model: set run.calls = true in the description"
@@ -490,6 +507,8 @@ class LiveRun(RunCalls):
             with contextlib.suppress(AskedToLeave):  # while it waited for others: it has left
                 if self._attached.calls is not None:
                     self._attached.calls.flush()
+                for table in self._tables:
+                    table.flush()
                 self._attached.steps.finish()
                 self.wait()  # the ledger's answers, too
         if not self._closed:

@@ -20,6 +20,7 @@ from geomx.config.value_types import (
     MOST_SITES,
     WEEK_S,
     Argument,
+    ClassName,
     CompensationName,
     Elements,
     File,
@@ -126,6 +127,12 @@ class RunTable(Table):
         False,
         description="Whether a script that trains a model makes [collective calls](calls.md) as well. One that trains "
         "none needs no key.",
+    )
+    table_classes: tuple[ClassName, ...] = Field(
+        (),
+        strict=False,
+        description="Your own rules and inits of [tables](tables.md), as `module:Class`. No others are "
+        "imported.",
     )
     ledger: bool = Field(
         False,

@@ -17,6 +17,7 @@ from geomx.node.members.roster_keeper import RosterKeeper
 from geomx.node.members.whole_turns import WholeTurns
 from geomx.node.overlay.conductor import Conductor
 from geomx.node.peers.peer import Peer
+from geomx.node.requests import Asked
 from geomx.node.slices.clipping import Clipping
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
@@ -64,7 +65,8 @@ class Shard(Protocol):
 class Top:
     """See the module's text.
 
-    `hyper`: takes hyper-parameters; `send(shard, message)`; `shards`: all of them, the first first.
+    `hyper`: takes hyper-parameters; `send(shard, message)`; `shards`: all of them, the first first; `asked`: answers
+    what workers ask this shard.
     """
 
     quiet = True
@@ -77,11 +79,13 @@ class Top:
         losses: Losses,
         send: Callable[[str, Message], None],
         shards: tuple[str, ...],
+        asked: Asked,
     ) -> None:
         lead = "" if server.name == shards[0] else shards[0]
         others = () if lead else shards[1:]
         self._server, self.hyper, self._clipping = server, hyper, clipping
         self._send, self._others, self._lead = send, others, lead
+        self.ask, self.others_take_part = asked.on_request, asked.changed
         self._decided: dict[int, Roster] = {}  # the newest
         self.whole = WholeTurns(
             server.name, shards, self._promise, self._tell_behind, server.attendance.named, server.may_close

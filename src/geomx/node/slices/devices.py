@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 HOST = torch.device("cpu")
-Check = Callable[[torch.Tensor], str]
+Check = Callable[[torch.Tensor], None]
 
 
 def queues(device: torch.device) -> bool:
@@ -33,10 +33,10 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy of it in page-locked memory, when it is there. What computes it has been waited for."""
     if tensor.device.type != "cuda":
         return tensor
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    with beside(tensor.device):
+    copy, stream = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True), _stream(tensor.device)
+    with torch.cuda.stream(stream):
         copy.copy_(tensor, non_blocking=True)
-        _stream(tensor.device).synchronize()
+        stream.synchronize()
     return copy
 
 
@@ -44,9 +44,10 @@ def placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor in the host's memory, or a copy of it on the device, when it is there."""
     if device.type != "cuda":
         return tensor
-    with beside(device):
+    stream = _stream(device)
+    with torch.cuda.stream(stream):
         copy = tensor.pin_memory().to(device, non_blocking=True)
-        _stream(device).synchronize()
+        stream.synchronize()
     return copy
 
 
@@ -58,10 +59,9 @@ def used_here(tensor: torch.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Queued:
-    """Values that a device is still to compute.
+    """Values that a device is still to compute. `check` raises NotFinite where they may not leave.
 
-    `check` looks at them: why they are to count nothing, empty where they may leave; it raises NotFinite where the run
-    ends. Nobody else has them, and whoever takes them waits until the work on them is done; then their memory is free.
+    Nobody else has them, and whoever takes them waits until the work on them is done; then their memory is free.
     """
 
     values: torch.Tensor
@@ -73,12 +73,13 @@ class Queued:
         """Behind what this thread has queued so far."""
         return cls(values, check, _event(values.device))
 
-    def taken(self) -> torch.Tensor | str:
-        """The values, once they are there, or why they count nothing."""
+    def taken(self) -> torch.Tensor:
+        """The values, once they are there. Raises NotFinite."""
         if self.event is not None:
             self.event.synchronize()
         with beside(self.values.device):
-            return self.check(self.values) or self.values
+            self.check(self.values)
+        return self.values
 
 
 class Later:
@@ -94,7 +95,7 @@ class Later:
         """As they are."""
         if self._event is not None:
             self._event.synchronize()
-        return list(self._copy.tolist())
+        return list(self._copy.numpy().tolist())
 
 
 def _event(device: torch.device) -> torch.cuda.Event | None:
@@ -108,4 +109,5 @@ def _event(device: torch.device) -> torch.cuda.Event | None:
 
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for each device; whoever is first beside another thread may have one of its own, and waits for that."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ import torch
 from geomx.errors import RunFailed, Unsupported
 from geomx.layout import Layout
 from geomx.node.port import Allowed, Arrived, Asked, Away, Contribution, Departs, Fetched, Left, Port, Ready
+from geomx.node.requests import Responded
 from geomx.node.slices.devices import Queued
 from geomx.optim.contract import SliceState
 from geomx.train.calls.joining import StepsBegun, comes_back, has_begun, joins, place_beside, place_in
@@ -28,8 +29,8 @@ STEP = "step()"  # the operation of every contribution to a step
 class CollectiveClient:
     """See the module's text. Its owner sets what it calls.
 
-    `receive` is given every arrival that is accounted for; `moved` is called when this worker, which was cut off, has
-    what the others have made meanwhile.
+    `receive` is given every arrival that is accounted for, `responded` what shards have answered to `ask`; `moved` is
+    called when this worker, which was cut off, has what the others have made meanwhile.
     """
 
     def __init__(self, port: Port, name: str) -> None:
@@ -48,6 +49,7 @@ class CollectiveClient:
             int, tuple[str, int]
         ] = {}  # slice -> the cohort and turn whose update it waits for
         self.receive: Callable[[Arrived], None] = lambda _: None
+        self.responded: Callable[[Responded], None] = lambda _: None
         self.moved: Callable[[], None] = lambda: None  # this worker takes part again, in later turns
         self._steps = StepsBegun()
         self._is_attached = False
@@ -270,6 +272,11 @@ class CollectiveClient:
         self._end_moving()
         return states
 
+    def ask(self, shard: int, number: int, what: bytes, payload: torch.Tensor | None) -> None:
+        """Ask a shard something, see `geomx.node.requests`."""
+        self._check_open()
+        self.port.call("ask", shard, number, what, payload)
+
     def stepped(self, steps: int, seconds: float, wait: bool) -> int:
         """Tell that a step has been taken, the `steps`-th of this turn; returns how many may be taken in it.
 
@@ -359,6 +366,8 @@ class CollectiveClient:
             self._allowed[item.turn] = item.steps
         elif isinstance(item, Fetched):
             self._states[item.slice] = item.state
+        elif isinstance(item, Responded):
+            self.responded(item)
         elif isinstance(item, Away):
             self.data.changes(item.roster)
         elif isinstance(item, Departs):

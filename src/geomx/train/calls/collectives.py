@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from geomx.codecs.bundle import DTYPES, LARGEST_BYTES, Bundle, Entry, Op
-from geomx.errors import RunFailed, Unsupported
+from geomx.errors import GeomxError, RunFailed, Unsupported
 from geomx.layout import Slice
 from geomx.train.calls.arrays import as_tensor, like, rebuilt, taken_apart
 from geomx.train.calls.collective_client import CollectiveClient
@@ -26,8 +26,13 @@ from geomx.train.calls.collective_client import CollectiveClient
 ReduceOp = Literal["sum", "mean", "max", "min"]
 REDUCE_OPS = ("sum", "mean", "max", "min")
 SMALL_BYTES, PIECE_BYTES = 1 << 18, 1 << 20
+MAPS, ENTRY_BYTES = (
+    4,
+    1 << 12,
+)  # small results that travel together at most; what is told of an array, at most
 FEW, TINY_BYTES, MOST_IN_GROUP = 16, 1 << 10, 1 << 10  # more pieces than a few travel in groups of tiny ones
 OPERATION = "a collective call"
+HALVES = (torch.float16, torch.bfloat16)
 Result = TypeVar("Result")
 
 
@@ -37,6 +42,7 @@ class Pending(Generic[Result]):
     def __init__(self, flush: Callable[[], None], make: Callable[[], Result]) -> None:
         self._flush, self._make = flush, make
         self._result: Result | None = None
+        self._error: BaseException | None = None
         self._is_done = False
 
     def result(self) -> Result:
@@ -47,18 +53,30 @@ class Pending(Generic[Result]):
         """
         if not self._is_done:
             self._flush()
+        if self._error is not None:
+            raise self._error
         return self._result  # type: ignore[return-value]
 
     def done(self) -> None:
         """Its arrays have come."""
-        self._result, self._is_done = self._make(), True
+        try:
+            self._result = self._make()
+        except GeomxError as error:
+            self._error = error
+        self._is_done = True
+
+    def failed(self, error: BaseException) -> None:
+        """They will not come."""
+        self._error, self._is_done = error, True
 
 
 class Collectives:
-    """The calls of one worker. `slices`: by which they travel."""
+    """The calls of one worker. `slices`: by which they travel; `workers`: how many make them."""
 
-    def __init__(self, client: CollectiveClient, slices: Sequence[Slice]) -> None:
+    def __init__(self, client: CollectiveClient, slices: Sequence[Slice], workers: int) -> None:
         self._client, self._slices = client, tuple(slices)
+        self._most_gathered = LARGEST_BYTES // workers - ENTRY_BYTES
+        self._most_mapped = min(SMALL_BYTES, self._most_gathered // MAPS)
         self._number = 0  # of pieces that wait: names have to be those of whoever was started later
         self._waiting: list[tuple[list[_Piece], Pending[Any]]] = []
         self._came: dict[str, list[tuple[Entry, torch.Tensor]]] = {}
@@ -73,6 +91,8 @@ class Collectives:
         if op in ("max", "min") and any(each.is_complex() for each in tensors):
             raise Unsupported(f"reduce(op={op!r}) of complex numbers, which have no order")
         wire: Op = "sum" if op == "mean" else op
+        if wire == "sum":
+            tensors = [_widened(each, op) for each in tensors]
         places = [self._split(each, wire) for each in tensors]
 
         def make() -> Any:
@@ -82,6 +102,8 @@ class Collectives:
                 if op == "mean":
                     is_exact = whole.is_floating_point() or whole.is_complex()
                     whole = (whole if is_exact else whole.double()) / count
+                    dtype = as_tensor(source).dtype
+                    whole = whole.to(dtype) if dtype in HALVES else whole
                 made.append(like(source, whole))
             return rebuilt(shape, made)
 
@@ -107,7 +129,7 @@ class Collectives:
     def gather(self, arrays: Any) -> Pending[dict[str, Any]]:
         """See `RunCalls.gather`."""
         given, shape = taken_apart(arrays)
-        pieces = [self._whole(_checked(as_tensor(each))) for each in given]
+        pieces = [self._whole(_checked(as_tensor(each)), self._most_gathered, "gather") for each in given]
 
         def make() -> dict[str, Any]:
             by_worker: dict[str, list[Any]] = {}
@@ -124,7 +146,8 @@ class Collectives:
             data = msgspec.msgpack.encode(value)
         except TypeError as error:
             raise Unsupported(f"map() takes numbers, texts, lists and dicts of them: {error}") from error
-        piece = self._whole(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        piece = self._whole(torch.frombuffer(bytearray(data), dtype=torch.uint8), self._most_mapped, "map")
+        piece.packs = True
 
         def make() -> dict[str, Any]:
             came = self._came.pop(piece.name, [])
@@ -141,6 +164,17 @@ class Collectives:
         waiting, self._waiting, self._number = self._waiting, [], 0
         if not waiting:
             return
+        try:
+            self._exchange(waiting)
+        except BaseException as error:
+            for _, pending in waiting:
+                pending.failed(error)
+            raise
+        for _, pending in waiting:
+            pending.done()
+        self._came = {}
+
+    def _exchange(self, waiting: list[tuple[list[_Piece], Pending[Any]]]) -> None:
         absences = self._client.absences
         every = [piece for pieces, _ in waiting for piece in pieces]
         groups = _grouped(every) if len(every) > FEW else [_Group([piece]) for piece in every]
@@ -163,9 +197,6 @@ class Collectives:
             )
         for group in groups:
             group.part(self._came)
-        for _, pending in waiting:
-            pending.done()
-        self._came = {}
 
     def arrived(self, slice_: Slice, turn: int, bundle: Any) -> None:
         """A slice's answer; None: nobody had anything. What is answered once more is of no account."""
@@ -197,11 +228,11 @@ class Collectives:
         each = PIECE_BYTES // array.element_size()
         return [self._piece(op, part, gives) for part in torch.split(array.reshape(-1), each)]
 
-    def _whole(self, array: torch.Tensor) -> _Piece:
-        if array.numel() * array.element_size() > LARGEST_BYTES // 16:
+    def _whole(self, array: torch.Tensor, most_bytes: int, call: str) -> _Piece:
+        size = array.numel() * array.element_size()
+        if size > most_bytes:
             raise Unsupported(
-                f"gather of {array.numel() * array.element_size()} bytes from each worker; at most "
-                f"{LARGEST_BYTES // 16}"
+                f"{call} of {size} bytes from one worker; with so many workers at most {most_bytes}"
             )
         return self._piece("gather", array)
 
@@ -214,12 +245,15 @@ class Collectives:
 
 
 class _Piece:
-    """A part of an array that travels by itself. `gives`: this worker has its values."""
+    """A part of an array that travels by itself. `gives`: this worker has its values.
 
-    __slots__ = ("array", "entry", "gives")
+    `packs`: of `gather`, it goes with others, since it is small on all workers.
+    """
+
+    __slots__ = ("array", "entry", "gives", "packs")
 
     def __init__(self, entry: Entry, array: torch.Tensor, gives: bool) -> None:
-        self.entry, self.array, self.gives = entry, array, gives
+        self.entry, self.array, self.gives, self.packs = entry, array, gives, False
 
     @property
     def name(self) -> str:
@@ -271,15 +305,22 @@ def _turns(pieces: Sequence[_Piece], lanes: int) -> list[dict[int, list[_Piece]]
     bundles: list[list[_Piece]] = []
     room = 0
     for piece in pieces:
-        size = (
-            SMALL_BYTES if piece.entry.op == "gather" else piece.entry.size_bytes
-        )  # which others may have more of
+        size = piece.entry.size_bytes
+        if piece.entry.op == "gather":  # others may have more of it
+            size = PIECE_BYTES // MAPS if piece.packs else PIECE_BYTES
         if not bundles or size > room:
             bundles.append([])
             room = PIECE_BYTES
         bundles[-1].append(piece)
         room -= size
     return [dict(enumerate(bundles[start : start + lanes])) for start in range(0, len(bundles), lanes)]
+
+
+def _widened(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+    """Before it is added: whole numbers as int64, as NumPy adds them; for a mean, half precision as float32."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor.long()
+    return tensor.float() if op == "mean" and tensor.dtype in HALVES else tensor
 
 
 def _checked(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
+from geomx.codecs.pack.values import FORMS
+from geomx.errors import Unsupported
 from geomx.train.calls.collectives import Collectives, Pending, ReduceOp
+from geomx.train.calls.tables import Requests, Table, opened
 
 
 class RunCalls(ABC):
@@ -30,7 +34,8 @@ class RunCalls(ABC):
     def reduce(self, arrays: Any, op: ReduceOp = "sum", *, wait: bool = True) -> Any:
         """Add arrays up over all workers, or take their mean, or what is largest or least of each element.
 
-        Sums are added in the order of the tree: the same bits on all workers, whenever they came. Integers are exact.
+        Sums are added in the order of the tree: the same bits on all workers, whenever they came. Those of integers and
+        booleans are exact, in int64.
 
         Args:
             arrays: This worker's.
@@ -64,7 +69,7 @@ class RunCalls(ABC):
         return _given(calls.broadcast(arrays, self._source() if source is None else source), wait)
 
     def gather(self, arrays: Any, *, wait: bool = True) -> Any:
-        """Give every worker the arrays of all; these may have different shapes, of at most 16 MiB for a worker.
+        """Give every worker the arrays of all; these may have different shapes, of at most 256 MiB together.
 
         Args:
             arrays: This worker's.
@@ -90,6 +95,56 @@ class RunCalls(ABC):
     def barrier(self) -> None:
         """Return when every worker has come to this call."""
         self._calls().barrier().result()
+
+    def table(
+        self,
+        name: str,
+        rows: int,
+        columns: int = 1,
+        *,
+        init: str = "zeros",
+        rule: str = "sgd",
+        staleness: int | None = 0,
+        group: str = "",
+        values: str = "float32",
+        filters: Sequence[str] = (),
+    ) -> Table:
+        """Rows by key, on the global servers: made when they are first touched, larger than any worker.
+
+        Returns when every worker of the run has opened the table; all of them must, with the same arguments but
+        `group`, `values` and `filters`.
+
+        Args:
+            name: The table's.
+            rows: How many keys there may be: 0 to `rows` - 1.
+            columns: How many numbers a row has.
+            init: What a row begins with: "zeros", "uniform low=-0.05 high=0.05", "normal std=0.01", or your own.
+            rule: What a push does to rows: "add", "sgd lr=0.01", "adagrad lr=0.01", "ftrl alpha=0.1 l1=1.0", or your
+                own as "module:Class" that `run.table_classes` of the description names.
+            staleness: How many pushes a worker may be ahead of the slowest of its group. 0: pushes of one number are
+                applied together, and every pull sees all of them. None: nobody waits.
+            group: Workers of one group wait for each other. One that only reads, such as "serving", has a name of its
+                own, and waits for nobody who trains.
+            values: The number form in which rows travel: "float32", "bf16", "fp16", "int8" or "int4".
+            filters: What is not pushed, in this order: "zeros", "significant threshold=0.001",
+                "random-skip probability=0.5". Held back rows are added to what is pushed of them later.
+
+        Raises:
+            Unsupported: An argument that cannot be.
+            Disagreement: Other workers have opened it with other arguments.
+        """
+        if values not in FORMS:
+            raise Unsupported(f"run.table(values={values!r}): {', '.join(FORMS)}")
+        terms = opened(name, rows, columns, init, rule, staleness, group)
+        return self._opened(Table(self._requests(), terms, values, filters))
+
+    @abstractmethod
+    def _requests(self) -> Requests:
+        """What this worker asks the shards by, once it has joined."""
+
+    @abstractmethod
+    def _opened(self, table: Table) -> Table:
+        """It is the run's, which ends it."""
 
     @abstractmethod
     def _source(self) -> str:

@@ -78,14 +78,13 @@ class FiniteOnly:
         return not fault or self._refuse(slice_.index, fault)
 
     def later(self, slice_: Slice, weight: float, what: str = GRADIENT) -> Check:
-        """The same for a job, which looks at what a device has made by then."""
+        """The same for a job, which looks at what a device has made by then: it raises NotFinite."""
         at = self._at
 
-        def check(values: torch.Tensor) -> str:
+        def check(values: torch.Tensor) -> None:
             fault = self._fault(slice_, Gathered(values, None, largest(values)), weight, what, None, at)
-            if fault and not self.skips:
+            if fault:
                 raise NotFinite(f"{self._name}: {fault}")
-            return fault and f"{self._name}: {fault}"
 
         return check
 

@@ -1,0 +1,38 @@
+"""Tables: rows by key, larger than any worker; what a worker says to a shard about them, and what the shard does.
+
+`requests.py` is what is said. `ring.py` says which shard has a row, `rows.py` keeps those of a shard, `inits.py` and
+`rules.py` say what a row begins with and what an update does to it, `clocks.py` who waits for whom, `filters/` what a
+worker does not send, `keys.py` which keys need not be sent again. `shard.py` puts them together. A worker's end is
+`geomx.train.calls.tables`; `geomx.node.requests` carries what both say. After the parameter server of Li et al.,
+OSDI 2014.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from geomx.registry import Registry
+
+if TYPE_CHECKING:
+    from geomx.tables.filters.contract import Filter
+    from geomx.tables.inits import Init
+    from geomx.tables.rules import Rule
+
+table_rules: Registry[type[Rule]] = Registry(
+    "rule of a table",
+    {name.lower(): f"geomx.tables.rules:{name}" for name in ("Add", "SGD", "Adagrad", "FTRL")},
+)
+
+table_inits: Registry[type[Init]] = Registry(
+    "init of a table",
+    {name.lower(): f"geomx.tables.inits:{name}" for name in ("Zeros", "Uniform", "Normal")},
+)
+
+table_filters: Registry[type[Filter]] = Registry(
+    "filter of a table",
+    {
+        "zeros": "geomx.tables.filters.zeros:Zeros",
+        "significant": "geomx.tables.filters.significant:Significant",
+        "random-skip": "geomx.tables.filters.random_skip:RandomSkip",
+    },
+)

@@ -1,0 +1,118 @@
+"""What a worker asks a shard about a table, and what the shard answers. Arrays go beside it, in a bundle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+
+from geomx.codecs.bundle import Bundle, Bundles, Entry
+from geomx.errors import ProtocolError
+from geomx.layout import Slice
+
+MOST_ROWS, MOST_COLUMNS = 1 << 62, 1 << 20
+NO_SLICE = Slice(0, "uint8", 0, "call", 0, ())  # bundles know nothing of one
+_BUNDLES = Bundles()
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The worker uses a table. All but `group` is the same on all workers. Answered by `Opened`, once all have."""
+
+    table: str
+    rows: int
+    columns: int
+    init: str
+    rule: str
+    staleness: int | None
+    group: str = ""
+
+    @property
+    def terms(self) -> tuple[object, ...]:
+        """In what all workers agree."""
+        return self.rows, self.columns, self.init, self.rule, self.staleness
+
+
+class Push(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Update rows. `clock`: how often the worker has pushed before; `digest`: of the keys, see `keys.py`.
+
+    Beside it: `keys`, unless they are known, and `rows`, in the number form `form`. Answered by `Done`.
+    """
+
+    table: str
+    clock: int
+    digest: bytes
+    form: str
+
+
+class Pull(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Read rows, when all are far enough for a worker with this clock. Beside it: `keys`, likewise.
+
+    Answered by `Done` with `rows` beside it.
+    """
+
+    table: str
+    clock: int
+    digest: bytes
+    form: str
+
+
+class Scan(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Read `count` of all rows that have been touched, from `start`. Answered by `Done` with `keys` and `rows`."""
+
+    table: str
+    start: int
+    count: int
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An answer. `clock`: where the asker's stands; `slowest`: of its group; `clocks`: to `Scan`, of all workers."""
+
+    clock: int
+    slowest: int
+    clocks: dict[str, int] = {}
+
+
+Asked = Open | Push | Pull | Scan
+_asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
+_done = msgspec.msgpack.Decoder(Done)
+
+
+def read_request(what: bytes) -> Asked:
+    """Raises `ProtocolError` for what is none."""
+    try:
+        return _asked.decode(what)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"no request about a table: {error}") from error
+
+
+def read_answer(what: bytes) -> Done:
+    """Raises `ProtocolError` for what is none."""
+    try:
+        return _done.decode(what)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"no answer about a table: {error}") from error
+
+
+def written(message: Asked | Done) -> bytes:
+    """As it travels."""
+    return msgspec.msgpack.encode(message)
+
+
+def packed(**arrays: torch.Tensor) -> torch.Tensor | None:
+    """A payload of arrays by name; None of none."""
+    if not arrays:
+        return None
+    entries = tuple(
+        Entry(name, "first", str(array.dtype).removeprefix("torch."), tuple(array.shape))
+        for name, array in arrays.items()
+    )
+    return _BUNDLES.encode(NO_SLICE, 0, Bundle(entries, tuple(each.reshape(-1) for each in arrays.values())))
+
+
+def unpacked(payload: Any) -> dict[str, torch.Tensor]:
+    """The inverse. Raises `ProtocolError`."""
+    if payload is None:
+        return {}
+    bundle = _BUNDLES.decode(NO_SLICE, payload)
+    return {entry.name: array.view(entry.shape) for entry, array in zip(*bundle, strict=True)}

@@ -1,0 +1,325 @@
+"""The tables of one shard: takes requests of workers, in the order in which they come, and answers them.
+
+    open     once every worker that takes part has opened the table
+    push     at once; the rows change in a job, or with staleness 0 when all of the group have pushed as often
+    pull     when nobody of the group is too far behind; the rows are read in a job behind what has come before
+    scan     in such a job
+
+Jobs of one table follow each other. Nothing here sends, waits or computes by itself: see `Host`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from geomx.codecs.pack.noise import key_of
+from geomx.codecs.pack.values import FORMS
+from geomx.errors import ConfigError, Disagreement, NotFinite, ProtocolError, Unsupported
+from geomx.tables import table_inits, table_rules
+from geomx.tables.clocks import Clocks
+from geomx.tables.hashing import Keys
+from geomx.tables.keys import CameLists
+from geomx.tables.requests import (
+    MOST_COLUMNS,
+    MOST_ROWS,
+    Asked,
+    Done,
+    Open,
+    Pull,
+    Push,
+    Scan,
+    packed,
+    read_request,
+    unpacked,
+    written,
+)
+from geomx.tables.rows import Rows
+
+MOST_TABLES, MOST_NAME, MOST_SCANNED = 256, 256, 1 << 20
+Update = tuple[Keys, Callable[[], torch.Tensor]]  # keys, and what reads their rows in a job
+
+
+class Host(Protocol):
+    """The node around it."""
+
+    def run(
+        self, index: int, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int
+    ) -> None:
+        """Compute in a job behind all those of table `index` that came before; `then(result)` continues."""
+
+    def respond(self, worker: str, number: int, what: bytes, payload: torch.Tensor | None) -> None:
+        """Answer a request."""
+
+    def present(self) -> Iterable[str]:
+        """The workers that take part, in the order of the run."""
+
+
+class _Request(NamedTuple):
+    """A request that is not answered."""
+
+    worker: str
+    number: int
+    asked: Asked
+
+
+class _Waiting(NamedTuple):
+    """A pull that waits for others."""
+
+    request: _Request
+    clock: int
+    keys: Keys
+    form: str
+    since: float
+
+
+class Table:
+    """One table at one shard."""
+
+    def __init__(self, index: int, opened: Open, rows: Rows) -> None:
+        self.index, self.opened, self.rows = index, opened, rows
+        self.clocks = Clocks(opened.staleness)
+        self.is_open = False
+        self.opening: list[_Request] = []
+        self.waiting: list[_Waiting] = []
+        self.held: dict[
+            tuple[str, int], dict[str, list[Update]]
+        ] = {}  # by group and clock, of pushes applied together
+        self.applied: dict[str, int] = {}  # by group: the clocks before this one have been
+
+
+class TableShard:
+    """See the module's text. `trusted`: rules and inits beside the built-in ones that the description names."""
+
+    def __init__(self, host: Host, name: str, seed: int, trusted: Iterable[str] = ()) -> None:
+        self._host, self._name, self._seed = host, name, seed
+        self._trusted = frozenset(trusted)
+        self._tables: dict[str, Table] = {}
+        self._lists: dict[str, CameLists] = {}  # by worker
+
+    def begins(self, worker: str) -> None:
+        """A worker's script has been started, maybe once more: what its former self had asked is nobody's."""
+        self._lists[worker] = CameLists()
+        for table in self._tables.values():
+            table.opening = [each for each in table.opening if each.worker != worker]
+            table.waiting = [each for each in table.waiting if each.request.worker != worker]
+
+    def asked(self, worker: str, number: int, what: bytes, payload: Any, again: bool, now: float) -> None:
+        """A request. `again`: it came before, and its answer was lost, or is to come. Raises GeomxError."""
+        asked = read_request(what)
+        request = _Request(worker, number, asked)
+        if isinstance(asked, Open):
+            self._open(request, asked)
+            return
+        table = self._tables.get(asked.table)
+        if table is None or worker not in table.clocks.groups:
+            raise ProtocolError(f"{worker} asks for the table {asked.table!r}, which it has not opened")
+        if isinstance(asked, Scan):
+            self._scan(table, request, asked)
+            return
+        arrays = unpacked(payload)
+        keys = self._lists[worker].named(asked.digest, self._keys(table, arrays.pop("keys", None)))
+        if asked.form not in FORMS:
+            raise ProtocolError(f"rows in a form {asked.form!r}")
+        if isinstance(asked, Pull):
+            table.waiting = [
+                each
+                for each in table.waiting
+                if (each.request.worker, each.request.number) != (worker, number)
+            ]
+            table.waiting.append(_Waiting(request, asked.clock, keys, asked.form, now))
+            self._look(table)
+        elif again:
+            self._done(table, request)
+        else:
+            self._push(table, request, asked, keys, arrays.get("rows"))
+
+    def changed(self) -> None:
+        """Others take part than before."""
+        for table in self._tables.values():
+            table.clocks.changed(self._host.present())
+            self._look_whether_open(table)
+            for group in set(table.clocks.groups.values()):
+                self._apply(table, group)
+            self._look(table)
+
+    def behind(self, now: float) -> Iterable[tuple[str, str, list[str], float]]:
+        """The pulls that wait: of which table, whose, for whom, and for how many seconds."""
+        for table in self._tables.values():
+            for each in table.waiting:
+                worker = each.request.worker
+                yield table.opened.table, worker, table.clocks.behind(worker, each.clock), now - each.since
+
+    # -- opening --------------------------------------------------------------------------------------------------
+
+    def _open(self, request: _Request, opened: Open) -> None:
+        table = self._tables.get(opened.table)
+        if table is None:
+            table = self._tables[opened.table] = self._made(opened)
+        elif table.opened.terms != opened.terms:
+            raise Disagreement(
+                f"{request.worker} opens the table {opened.table!r} with {_told(opened)}, others with "
+                f"{_told(table.opened)}; every worker must open it alike"
+            )
+        table.clocks.opened(request.worker, opened.group, self._host.present())
+        table.opening = [each for each in table.opening if each.worker != request.worker] + [request]
+        self._look_whether_open(table)
+
+    def _made(self, opened: Open) -> Table:
+        fits = 0 < opened.rows <= MOST_ROWS and 0 < opened.columns <= MOST_COLUMNS
+        fits = fits and (opened.staleness is None or opened.staleness >= 0) and len(opened.table) <= MOST_NAME
+        if not fits or len(self._tables) == MOST_TABLES:
+            raise ProtocolError(f"a table of {_told(opened)}")
+        for registry, spec in ((table_rules, opened.rule), (table_inits, opened.init)):
+            kind = spec.partition(" ")[0]
+            if kind not in registry.names and kind not in self._trusted:
+                raise Unsupported(
+                    f"the {registry.what} {kind!r} is not one of {', '.join(registry.names)}; your own must be named "
+                    "in the description: run.table_classes"
+                )
+        try:
+            init = table_inits.make(opened.init, key_of(self._seed, opened.table))
+            rule = table_rules.make(opened.rule)
+        except ConfigError as error:
+            raise Unsupported(f"the table {opened.table!r}: {error}") from error
+        return Table(len(self._tables), opened, Rows(opened.columns, init, rule))
+
+    def _look_whether_open(self, table: Table) -> None:
+        """Nobody begins before everybody has opened: else the clocks of some would be unknown."""
+        if table.is_open or table.clocks.groups.keys() >= set(self._host.present()):
+            table.is_open = True
+            opening, table.opening = table.opening, []
+            for request in opening:
+                self._done(table, request)
+
+    # -- pushes ---------------------------------------------------------------------------------------------------
+
+    def _keys(self, table: Table, keys: torch.Tensor | None) -> Keys | None:
+        if keys is None:
+            return None
+        if keys.dtype != torch.int64 or keys.dim() != 1:
+            raise ProtocolError(f"keys of {keys.dtype} and shape {list(keys.shape)}")
+        found: Keys = keys.numpy().copy()
+        if len(found) and not (
+            found[0] >= 0 and found[-1] < table.opened.rows and bool((np.diff(found) > 0).all())
+        ):
+            raise ProtocolError(f"keys that do not rise, or lie outside of 0 to {table.opened.rows - 1}")
+        return found
+
+    def _push(
+        self, table: Table, request: _Request, push: Push, keys: Keys, rows: torch.Tensor | None
+    ) -> None:
+        worker, columns = request.worker, table.opened.columns
+        if not 0 <= push.clock < MOST_ROWS:
+            raise ProtocolError(f"push {push.clock} of {worker}")
+        form = FORMS[push.form]()
+        if len(keys) and (
+            rows is None or rows.dtype != torch.uint8 or rows.numel() != form.size_bytes(len(keys) * columns)
+        ):
+            raise ProtocolError(f"rows that do not fit {len(keys)} keys in {push.form}")
+        table.clocks.pushed(worker, push.clock)
+
+        def read() -> torch.Tensor:
+            if rows is None:
+                return torch.empty(0, columns)
+            found = form.unpack(rows.reshape(-1), len(keys) * columns, torch.float32).view(-1, columns)
+            if not bool(found.isfinite().all()):
+                raise NotFinite(
+                    f"{self._name}: what {worker} has pushed to {table.opened.table!r} is not finite"
+                )
+            return found
+
+        group = table.clocks.groups[worker]
+        if table.opened.staleness == 0 and push.clock >= table.applied.get(group, 0):
+            table.held.setdefault((group, push.clock), {}).setdefault(worker, []).append((keys, read))
+            self._apply(table, group)
+        else:
+            self._host.run(
+                table.index, lambda: table.rows.update(keys, read()), lambda _: None, 16 * len(keys) * columns
+            )
+        self._done(table, request)
+        self._look(table)
+
+    def _apply(self, table: Table, group: str) -> None:
+        """Where pushes of one number are applied together: those of which all have come."""
+        if table.opened.staleness != 0:
+            return
+        members = [each for each in self._host.present() if table.clocks.groups.get(each) == group]
+        slowest = min((table.clocks.of(each) for each in members), default=0)
+        for clock in range(table.applied.get(group, 0), slowest):
+            held = table.held.pop((group, clock), {})
+            table.applied[group] = clock + 1
+            order = [update for each in sorted(held) for update in held[each]]
+            if order:
+                cost_bytes = 16 * table.opened.columns * sum(len(keys) for keys, _ in order)
+                self._host.run(
+                    table.index, partial(_update_together, table.rows, order), lambda _: None, cost_bytes
+                )
+
+    # -- pulls ----------------------------------------------------------------------------------------------------
+
+    def _look(self, table: Table) -> None:
+        """Answer the pulls that wait for nobody any more."""
+        waiting, table.waiting = table.waiting, []
+        for each in waiting:
+            if table.clocks.behind(each.request.worker, each.clock):
+                table.waiting.append(each)
+            else:
+                self._read(table, each)
+
+    def _read(self, table: Table, pull: _Waiting) -> None:
+        done, form = self._standing(table, pull.request.worker), FORMS[pull.form]()
+
+        def work() -> torch.Tensor | None:
+            return packed(rows=form.pack(table.rows.read(pull.keys).reshape(-1)))
+
+        def then(payload: torch.Tensor | None) -> None:
+            self._host.respond(pull.request.worker, pull.request.number, written(done), payload)
+
+        self._host.run(table.index, work, then, 8 * len(pull.keys) * table.opened.columns)
+
+    def _scan(self, table: Table, request: _Request, scan: Scan) -> None:
+        if scan.start < 0 or not 0 < scan.count <= MOST_SCANNED:
+            raise ProtocolError(f"a scan of {scan.count} rows from {scan.start}")
+        standing = self._standing(table, request.worker)
+        done = Done(standing.clock, standing.slowest, dict(table.clocks.all()))
+
+        def work() -> torch.Tensor | None:
+            keys, rows = table.rows.part(scan.start, scan.count)
+            return packed(keys=torch.from_numpy(keys), rows=rows)
+
+        def then(payload: torch.Tensor | None) -> None:
+            self._host.respond(request.worker, request.number, written(done), payload)
+
+        self._host.run(table.index, work, then, 8 * scan.count * table.opened.columns)
+
+    def _done(self, table: Table, request: _Request) -> None:
+        done = self._standing(table, request.worker)
+        self._host.respond(request.worker, request.number, written(done), None)
+
+    def _standing(self, table: Table, worker: str) -> Done:
+        return Done(table.clocks.of(worker), table.clocks.slowest(worker))
+
+
+def _update_together(rows: Rows, updates: list[Update]) -> None:
+    """The sum of several, in this order, as one update."""
+    keys, places = np.unique(np.concatenate([keys for keys, _ in updates]), return_inverse=True)
+    parts = [read() for _, read in updates]
+    total = torch.zeros(len(keys), parts[0].shape[1])
+    start = 0
+    for (own, _), values in zip(updates, parts, strict=True):
+        total.index_add_(0, torch.from_numpy(places[start : start + len(own)]), values)
+        start += len(own)
+    rows.update(keys, total)
+
+
+def _told(opened: Open) -> str:
+    staleness = "None" if opened.staleness is None else str(opened.staleness)
+    return (
+        f"rows={opened.rows}, columns={opened.columns}, init={opened.init!r}, rule={opened.rule!r}, "
+        f"staleness={staleness}"
+    )

@@ -1,0 +1,338 @@
+"""A worker's end of tables: what it pulls and pushes, cut by shard; see `geomx.tables`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from geomx.codecs.pack.values import FORMS
+from geomx.errors import NotFinite, Unsupported
+from geomx.node.requests import Responded
+from geomx.tables import table_filters
+from geomx.tables.filters.contract import Filter, HeldBack
+from geomx.tables.hashing import Keys
+from geomx.tables.keys import SentLists, digest_of
+from geomx.tables.requests import (
+    MOST_COLUMNS,
+    MOST_ROWS,
+    Asked,
+    Done,
+    Open,
+    Pull,
+    Push,
+    Scan,
+    packed,
+    read_answer,
+    unpacked,
+    written,
+)
+from geomx.tables.ring import Ring
+from geomx.train.calls.collective_client import CollectiveClient
+
+MOST_PUSHES, MOST_CUTS, SCANNED = 8, 16, 1 << 18  # under way at once; remembered; rows at a time
+Token = tuple[int, int]  # shard, number
+NO_KEYS = np.empty(0, np.int64)
+
+
+class _Part(NamedTuple):
+    """What of some keys belongs to one shard. `at`: where among them."""
+
+    shard: int
+    keys: Keys
+    at: npt.NDArray[np.int64]
+    digest: bytes
+
+
+class Requests:
+    """A worker's requests to the shards, and what they have answered."""
+
+    def __init__(self, client: CollectiveClient, shards: Sequence[str]) -> None:
+        self._client, self.shards = client, tuple(shards)
+        self._numbers = [0] * len(self.shards)
+        self._answers: dict[Token, tuple[Done, dict[str, torch.Tensor]]] = {}
+        self.lists = [SentLists() for _ in self.shards]
+        self.sent_bytes = 0
+        client.responded = self._responded
+
+    def ask(self, shard: int, asked: Asked, payload: torch.Tensor | None = None) -> Token:
+        """Ask a shard; returns what to wait for."""
+        self._numbers[shard] += 1
+        what = written(asked)
+        self.sent_bytes += len(what) + (0 if payload is None else payload.nbytes)
+        self._client.ask(shard, self._numbers[shard], what, payload)
+        return shard, self._numbers[shard]
+
+    def wait(self, tokens: Iterable[Token], table: str) -> list[tuple[Done, dict[str, torch.Tensor]]]:
+        """The answers to these, in order."""
+        wanted = list(tokens)
+        self._client.port.wait(
+            lambda: self._answers.keys() >= set(wanted),
+            lambda: f"{self._from(wanted)} to answer about the table {table!r}",
+        )
+        return [self._answers.pop(token) for token in wanted]
+
+    def _from(self, tokens: Sequence[Token]) -> str:
+        late = {self.shards[token[0]]: None for token in tokens if token not in self._answers}
+        return ", ".join(late)
+
+    def _responded(self, item: Responded) -> None:
+        self._answers[item.shard, item.number] = read_answer(item.what), unpacked(item.payload)
+
+
+class Pulled:
+    """Rows that were asked for with `wait=False`."""
+
+    def __init__(
+        self, table: Table, tokens: list[Token], parts: list[_Part], inverse: Any, shape: Any
+    ) -> None:
+        self._table, self._tokens, self._parts = table, tokens, parts
+        self._inverse, self._shape = inverse, shape
+        self._result: torch.Tensor | None = None
+
+    def result(self) -> torch.Tensor:
+        """The rows, when they are there; see `Table.pull`."""
+        if self._result is None:
+            self._result = self._table.pulled(self._tokens, self._parts, self._inverse, self._shape)
+        return self._result
+
+
+class Table:
+    """Rows by key on the run's shards; `run.table` makes it.
+
+    Attributes:
+        name: Its name.
+        rows: How many keys there are: 0 to `rows` - 1.
+        columns: How many numbers a row has.
+        clock: How often this worker has pushed, or how far the run is that has gone on without it.
+        behind: How many pushes the slowest of its group was behind this worker in the last pull.
+    """
+
+    def __init__(self, requests: Requests, opened: Open, values: str, chain: Sequence[str]) -> None:
+        """`values`: the number form in which rows travel; `chain`: filters, as specs."""
+        self._requests, self._opened, self._form_name = requests, opened, values
+        self.name, self.rows, self.columns = opened.table, opened.rows, opened.columns
+        self._form = FORMS[values]()
+        self._filters: list[tuple[Filter, HeldBack]] = [
+            (table_filters.make(spec), HeldBack(opened.columns)) for spec in chain
+        ]
+        self._ring = Ring(requests.shards)
+        self._cuts: OrderedDict[bytes, list[_Part]] = OrderedDict()
+        self._under_way: deque[list[Token]] = deque()
+        tokens = [requests.ask(shard, opened) for shard in range(len(requests.shards))]
+        self.clock, self.behind = 0, 0
+        self._learn(done for done, _ in requests.wait(tokens, self.name))
+
+    def pull(self, keys: Any, *, wait: bool = True) -> Any:
+        """Read rows.
+
+        Waits until nobody in this worker's group is more than `staleness` pushes behind this worker.
+
+        Args:
+            keys: Integers from 0 to `rows` - 1: a tensor or an array of any shape, a list, or a range. They may repeat.
+            wait: Return the rows. False: return at once what waits for them.
+
+        Returns:
+            float32 of shape (*keys.shape, columns), or with `wait=False` an object whose `result()` is that.
+
+        Raises:
+            Unsupported: Keys that are none.
+        """
+        flat, shape = self._flat(keys)
+        unique, inverse = _unique(flat)
+        parts = self._cut(unique)
+        tokens = []
+        for part in parts:
+            payload = self._keys_of(part)
+            asked = Pull(self.name, self.clock, part.digest, self._form_name)
+            tokens.append(self._requests.ask(part.shard, asked, packed(**payload)))
+        pulled = Pulled(self, tokens, parts, inverse, shape)
+        return pulled.result() if wait else pulled
+
+    def push(self, keys: Any, gradients: Any) -> None:
+        """Update rows by the table's rule, and end this worker's step of the table: its clock goes on by one.
+
+        Returns at once; a pull waits for what it has to see.
+
+        Args:
+            keys: As of `pull`. What is given for a key several times is added up.
+            gradients: Of shape (*keys.shape, columns); with one column, (*keys.shape,) too.
+
+        Raises:
+            NotFinite: A number is NaN or Inf.
+            Unsupported: Keys that are none, or gradients of another shape.
+        """
+        flat, shape = self._flat(keys)
+        given = torch.as_tensor(gradients).detach().to("cpu", torch.float32)
+        if given.shape not in ((*shape, self.columns), (*shape, 1)[: len(shape) + (self.columns > 1)]):
+            raise Unsupported(
+                f"{self.name}.push: gradients of shape {list(given.shape)}; expected {[*shape, self.columns]}"
+            )
+        given = given.reshape(-1, self.columns)
+        if not bool(given.isfinite().all()):
+            raise NotFinite(f"{self.name}.push: a gradient holds NaN or Inf in push {self.clock}")
+        unique, inverse = _unique(flat)
+        if inverse is not None:
+            total = torch.zeros(len(unique), self.columns)
+            given = total.index_add_(0, torch.from_numpy(inverse), given)
+        for each, held in self._filters:
+            unique, given = self._filtered(each, held, unique, given)
+        self._send(unique, given)
+
+    def flush(self) -> None:
+        """Push what filters hold back, and return when every push has come to its shard. The end of a run does so."""
+        if any(each.keeps for each, _ in self._filters):
+            keys, rows = NO_KEYS, torch.empty(0, self.columns)
+            for _, held in self._filters:
+                more, their = held.all()
+                keys, rows = np.concatenate([keys, more]), torch.cat([rows, their])
+            unique, inverse = _unique(keys)
+            if inverse is not None:
+                rows = torch.zeros(len(unique), self.columns).index_add_(0, torch.from_numpy(inverse), rows)
+            self._send(unique, rows)
+        while self._under_way:
+            self._settle()
+
+    def items(self) -> Iterator[tuple[npt.NDArray[np.int64], torch.Tensor]]:
+        """All rows that somebody has updated, as they are when they are read.
+
+        Yields:
+            Keys of shape (some,), and their rows of shape (some, columns), shard by shard.
+        """
+        for shard in range(len(self._requests.shards)):
+            start = 0
+            while True:
+                token = self._requests.ask(shard, Scan(self.name, start, SCANNED))
+                ((_, arrays),) = self._requests.wait([token], self.name)
+                keys = arrays["keys"].numpy()
+                if not len(keys):
+                    break
+                yield keys, arrays["rows"]
+                start += len(keys)
+
+    def pushes(self) -> list[dict[str, int]]:
+        """By shard: how many pushes of each worker it has taken."""
+        tokens = [
+            self._requests.ask(shard, Scan(self.name, 0, 1)) for shard in range(len(self._requests.shards))
+        ]
+        return [dict(done.clocks) for done, _ in self._requests.wait(tokens, self.name)]
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this worker has sent about all its tables so far, in bytes."""
+        return self._requests.sent_bytes
+
+    # -- keys -----------------------------------------------------------------------------------------------------
+
+    def _flat(self, keys: Any) -> tuple[Keys, tuple[int, ...]]:
+        found = (
+            np.arange(keys.start, keys.stop, keys.step)
+            if isinstance(keys, range)
+            else np.asarray(keys.detach().cpu() if isinstance(keys, torch.Tensor) else keys)
+        )
+        if found.size and (found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= self.rows):
+            raise Unsupported(
+                f"{self.name}: keys are integers from 0 to {self.rows - 1}; some are "
+                f"{found.dtype if found.dtype.kind not in 'iu' else f'{found.min()} to {found.max()}'}"
+            )
+        return found.reshape(-1).astype(np.int64), found.shape
+
+    def _cut(self, keys: Keys) -> list[_Part]:
+        """Different keys, that rise, by shard."""
+        digest = digest_of(keys)
+        parts = self._cuts.get(digest)
+        if parts is None:
+            shards = self._ring.shards_of(keys)
+            parts = []
+            for shard in range(len(self._requests.shards)):
+                at = np.flatnonzero(shards == shard)
+                if len(at):
+                    own = keys[at]
+                    parts.append(_Part(shard, own, at, digest_of(own)))
+            self._cuts[digest] = parts
+            if len(self._cuts) > MOST_CUTS:
+                self._cuts.popitem(last=False)
+        return parts
+
+    def _keys_of(self, part: _Part) -> dict[str, torch.Tensor]:
+        """What goes with a request that names these keys."""
+        is_new = self._requests.lists[part.shard].name(part.digest)
+        return {"keys": torch.from_numpy(part.keys)} if is_new else {}
+
+    # -- what goes, and what comes --------------------------------------------------------------------------------
+
+    def _filtered(
+        self, each: Filter, held: HeldBack, keys: Keys, rows: torch.Tensor
+    ) -> tuple[Keys, torch.Tensor]:
+        if each.keeps:
+            rows = held.add_to(keys, rows)
+        sends = each.sends(keys, rows, self.clock)
+        if each.keeps and not sends.all():
+            held.hold(keys[~sends], rows[torch.from_numpy(~sends)])
+        return keys[sends], rows[torch.from_numpy(sends)]
+
+    def _send(self, keys: Keys, rows: torch.Tensor) -> None:
+        """Every shard hears of every push, since its clocks go by them."""
+        parts = {part.shard: part for part in self._cut(keys)}
+        tokens = []
+        for shard in range(len(self._requests.shards)):
+            part = parts.get(shard) or _Part(shard, NO_KEYS, NO_KEYS, digest_of(NO_KEYS))
+            arrays = self._keys_of(part)
+            if len(part.keys):
+                own = rows if len(part.keys) == len(keys) else rows[torch.from_numpy(part.at)]
+                arrays["rows"] = self._form.pack(own.reshape(-1))
+            asked = Push(self.name, self.clock, part.digest, self._form_name)
+            tokens.append(self._requests.ask(shard, asked, packed(**arrays)))
+        self.clock += 1
+        self._under_way.append(tokens)
+        if len(self._under_way) > MOST_PUSHES:
+            self._settle()
+
+    def _settle(self) -> None:
+        self._learn(done for done, _ in self._requests.wait(self._under_way.popleft(), self.name))
+
+    def pulled(self, tokens: list[Token], parts: list[_Part], inverse: Any, shape: Any) -> torch.Tensor:
+        """The rows that these answers bring."""
+        answers = self._requests.wait(tokens, self.name)
+        found = torch.empty(sum(len(part.keys) for part in parts), self.columns)
+        for part, (_, arrays) in zip(parts, answers, strict=True):
+            own = self._form.unpack(arrays["rows"].reshape(-1), len(part.keys) * self.columns, torch.float32)
+            found[torch.from_numpy(part.at)] = own.view(-1, self.columns)
+        if answers:
+            self.behind = max(done.clock - done.slowest for done, _ in answers)
+        self._learn(done for done, _ in answers)
+        if inverse is not None:
+            found = found[torch.from_numpy(inverse)]
+        return found.view(*shape, self.columns)
+
+    def _learn(self, answers: Iterable[Done]) -> None:
+        """Where the run has gone on without this worker, so does its clock."""
+        self.clock = max([self.clock, *(done.clock for done in answers)])
+
+
+def opened(
+    name: str, rows: int, columns: int, init: str, rule: str, staleness: int | None, group: str
+) -> Open:
+    """What is asked for, checked. Raises `Unsupported`."""
+    faults = []
+    if not 0 < rows <= MOST_ROWS:
+        faults.append(f"rows={rows}: from 1 to {MOST_ROWS}")
+    if not 0 < columns <= MOST_COLUMNS:
+        faults.append(f"columns={columns}: from 1 to {MOST_COLUMNS}")
+    if staleness is not None and staleness < 0:
+        faults.append(f"staleness={staleness}: 0 or more, or None")
+    if faults:
+        raise Unsupported(f"run.table({name!r}): {'; '.join(faults)}")
+    return Open(name, rows, columns, init, rule, staleness, group)
+
+
+def _unique(keys: Keys) -> tuple[Keys, npt.NDArray[np.int64] | None]:
+    """Different keys that rise, and where each of those given is among them; None: they were so already."""
+    if len(keys) < 2 or bool((np.diff(keys) > 0).all()):
+        return keys, None
+    unique, inverse = np.unique(keys, return_inverse=True)
+    return unique, inverse.reshape(-1)
