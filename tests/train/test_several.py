@@ -294,6 +294,26 @@ def test_codecs_hold_back_of_each_what_is_its_own(spec: str) -> None:
             assert 0 < (ours["A/0"][name] - values).norm() < 0.2 * (values - start[name]).norm(), name
 
 
+@pytest.mark.parametrize("spec", ["hfa k1=2 k2=1", "diloco every=4", "downpour", "mixed"])
+def test_passes_over_shares_end(spec: str) -> None:
+    """Which are unequal where no worker waits for the others' batches."""
+    more = 4 if spec in ("downpour", "mixed") else 0
+
+    def main(run: LiveRun) -> tuple[int, int]:
+        models, optimizers = attached(run, OPTIMIZERS["server"])
+        loader = run.shard(
+            DataLoader(TensorDataset(*batch_of(0, 0, 12 + more * place_of(run))), 2), train=True
+        )
+        for _ in range(3):
+            for x, z in loader:
+                descend((x, z), models, optimizers)
+        run.close()
+        return run.epoch, len(loader)
+
+    results, _ = train_by(spec, [1, 1], main)
+    assert results == {"A/0": (3, 6), "B/0": (3, 6 + more // 2)}
+
+
 def test_weights_that_are_read_are_those_of_the_first() -> None:
     def main(run: LiveRun) -> dict[str, torch.Tensor]:
         (generator, critic), _ = attached(run, OPTIMIZERS["server"])

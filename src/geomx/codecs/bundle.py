@@ -3,6 +3,7 @@
     sum, max, min    element by element, in the order of origins
     first            the value of the first origin that gives one
     gather           all values, each under its origin
+    same             the value, which all must give: what each says of itself, see `say`
 
 A bundle takes the place of a slice's values. As a payload:
 
@@ -13,6 +14,7 @@ A bundle takes the place of a slice's values. As a payload:
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
@@ -24,9 +26,9 @@ from geomx.codecs.contract import Codec
 from geomx.errors import Disagreement, ProtocolError
 from geomx.layout import Slice
 
-Op = Literal["sum", "max", "min", "first", "gather"]
+Op = Literal["sum", "max", "min", "first", "gather", "same"]
 HEAD_BYTES, LARGEST_BYTES = 8, 1 << 28
-MOST_ENTRIES, MOST_DIMENSIONS = 1 << 16, 64
+MOST_ENTRIES, MOST_DIMENSIONS, TOLD_BYTES = 1 << 16, 64, 1024
 DTYPES = frozenset(
     {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
 )
@@ -107,20 +109,58 @@ class Bundles(Codec):
         return 0
 
 
-def combined(bundles: Sequence[Bundle]) -> Bundle:
-    """What several make together, in the order in which they are given. Raises `Disagreement`."""
+def say(lines: Sequence[str]) -> torch.Tensor:
+    """The array of an entry `same`: a digest of all lines, and the first of them, as far as there is room."""
+    digest = hashlib.blake2b("\n".join(lines).encode(errors="replace"), digest_size=16).digest()
+    told, room = list[str](), TOLD_BYTES
+    for line in lines:
+        room -= len(line)
+        if room < 0:
+            break
+        told.append(line)
+    return torch.frombuffer(bytearray(msgspec.msgpack.encode((digest, len(lines), told))), dtype=torch.uint8)
+
+
+def _said(array: torch.Tensor) -> tuple[bytes, int, list[str]]:
+    try:
+        return msgspec.msgpack.decode(bytes(array.numpy()), type=tuple[bytes, int, list[str]])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"a bundle that says nothing of itself: {error}") from error
+
+
+def _differences(one: torch.Tensor, other: torch.Tensor) -> tuple[str, str]:
+    """Where what two say differs: the first line of each that the other has not."""
+    (_, here, mine), (_, there, theirs) = _said(one), _said(other)
+    for first, second in zip(mine, theirs, strict=False):
+        if first != second:
+            return first, second
+    return (f"{here} calls", f"{there} calls") if here != there else ("other calls", "others")
+
+
+def combined(bundles: Sequence[Bundle], whose: Sequence[str] = ()) -> Bundle:
+    """What several make together, in the order in which they are given. `whose` they are, for messages.
+
+    Raises `Disagreement`.
+    """
     first, *others = bundles
     names = {entry.name for entry in first.entries if entry.op in _REDUCE}
     found = dict(zip((entry.key for entry in first.entries), zip(*first, strict=True), strict=True))
     owned = set[tuple[str, str]]()
-    for other in others:
-        if {entry.name for entry in other.entries if entry.op in _REDUCE} != names:
-            raise Disagreement(f"some reduce {_listed(names)}, and others do not; {SAME_CALLS}")
+    for place, other in enumerate(others, 1):
         for entry, array in zip(*other, strict=True):
             if entry.key not in found:
                 found[entry.key] = entry, array
                 continue
             known, total = found[entry.key]
+            if entry.op == known.op == "same":
+                if not torch.equal(total, array):
+                    here, there = _differences(total, array)
+                    first_of, second_of = (whose[0], whose[place]) if whose else ("one", "another")
+                    raise Disagreement(
+                        f"{first_of} called {here} where {second_of} called {there}; {SAME_CALLS}"
+                    )
+                found[entry.key] = msgspec.structs.replace(known, count=known.count + entry.count), total
+                continue
             if (known.op, known.dtype, known.shape) != (entry.op, entry.dtype, entry.shape):
                 raise Disagreement(f"{_told(known)} and {_told(entry)} meet in one call; {SAME_CALLS}")
             if entry.op not in _REDUCE:
@@ -129,6 +169,8 @@ def combined(bundles: Sequence[Bundle]) -> Bundle:
             _REDUCE[entry.op](total, array, out=target)
             owned.add(entry.key)
             found[entry.key] = msgspec.structs.replace(known, count=known.count + entry.count), target
+        if {entry.name for entry in other.entries if entry.op in _REDUCE} != names:
+            raise Disagreement(f"some reduce {_listed(names)}, and others do not; {SAME_CALLS}")
     return Bundle(tuple(entry for entry, _ in found.values()), tuple(array for _, array in found.values()))
 
 

@@ -46,7 +46,6 @@ AGREED = (
     "run.overlay",
     "run.strict",
     "run.calls",
-    "run.table_classes",
     "run.ledger",
     "sync.policy",
     "sync.weight",

@@ -129,6 +129,7 @@ class Uplink:
         self._shard_of: tuple[int, ...] = ()
         self._first_weights: FirstWeights | None = None
         self._has_stepped = False
+        self._faults = 0  # contributions that were skipped
         self._settings: dict[str, Value] = {}
         self._attached: dict[str, list[int]] = {}  # each parent's last closed turn of every slice
         self._told: list[Attached] = []  # by those parents
@@ -221,8 +222,10 @@ class Uplink:
         self.slice_jobs.run(push.slice, taken, there, 0, waits=True)
 
     def _skipped(self, push: Push, fault: str) -> Push:
-        """What is left of a contribution that may not leave."""
-        self._node.note("skipped", "warning", **skipped(push.step, push.turn, "1 slice", fault))
+        """What is left of a contribution that may not leave. The log has the first, the second, the fourth, ..."""
+        self._faults += 1
+        level = "warning" if self._faults & (self._faults - 1) == 0 else "debug"
+        self._node.note("skipped", level, **skipped(push.step, push.turn, "1 slice", fault))
         return without(push, self._slice(push.slice))
 
     def push(self, push: Push, make: Callable[[Room], torch.Tensor | None], cost_bytes: int) -> None:

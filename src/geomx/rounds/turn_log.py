@@ -14,7 +14,7 @@ from geomx.layout import Role
 from geomx.rounds.round import Round
 from geomx.rounds.turn import Call, KnownTurns, Turn
 from geomx.tree import EVERYONE
-from geomx.wire.messages import NOTHING, Push, Update
+from geomx.wire.messages import COLLECTIVE, NOTHING, Push, Update
 
 LOAD = "load()"
 
@@ -74,6 +74,12 @@ class TurnLog:
         turn = self._turns.begin(push.cohort, push.turn)
         if (call := turn.call) is None:
             call = turn.call = Call(push.operation, by, now)
+        elif {call.operation, push.operation} == {NOTHING, COLLECTIVE}:
+            idle, caller = (call.by, by) if call.operation == NOTHING else (by, call.by)
+            raise Disagreement(
+                f"{caller} called {COLLECTIVE} where {idle} has no data left in this pass (turn {push.turn}), and "
+                "takes part in steps, but in no calls: make calls behind the pass, which ends on all workers together"
+            )
         elif call.operation == NOTHING:
             call.operation, call.by = push.operation, by
         elif push.operation not in (NOTHING, call.operation):

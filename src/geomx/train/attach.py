@@ -42,7 +42,7 @@ from geomx.train.steps.local import LocalSteps
 from geomx.train.steps.pending import PendingWeights
 from geomx.train.steps.several import StepsOfSeveral
 from geomx.train.together import check_inside, check_several, check_travels_as_rows
-from geomx.wire.messages import Value
+from geomx.wire.messages import COLLECTIVE, Value
 
 CALL_SLICES = 16  # pieces of a large array that are under way at once
 OUTER_RULE = "SGD"  # what the root does with means of local steps; a policy gives its hyper-parameters
@@ -204,7 +204,7 @@ def attach(context: TrainingContext, attachments: Sequence[Attachment]) -> Attac
     stepped = StepsOfSeveral(every) if models else every[0]
     optimizers = Optimizers([each.wrapped for each in attachments]) if models else first.wrapped
     kind = "; ".join(f"{each.name}: {each.kind}" if each.name else each.kind for each in attachments)
-    calls = Collectives(client, model_slices.slices("call"), len(context.members)) if settings.calls else None
+    calls = _calls_of(context, model_slices, stepped) if settings.calls else None
     attached = AttachedModel(
         model,
         client,
@@ -339,6 +339,16 @@ def _tell_left_out(context: TrainingContext, model_slices: ModelSlices) -> None:
             "freeze it"
         )
         client.port.note(name, "warning", text=text)
+
+
+def _calls_of(context: TrainingContext, model_slices: ModelSlices, steps: Steps) -> Collectives:
+    return Collectives(
+        context.client,
+        model_slices.slices("call"),
+        context.members,
+        context.settings.on_loss == "continue",
+        lambda: steps.require_quiescent(COLLECTIVE),
+    )
 
 
 def _manifest(attachments: Sequence[Attachment]) -> dict[str, Value]:

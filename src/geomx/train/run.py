@@ -245,6 +245,11 @@ class LiveRun(RunCalls):
         return model, attachment.wrapped
 
     def _check_name(self, name: str, push_at: PushAt | None) -> None:
+        if self._attached is not None and isinstance(self._attachments[0].model, NoModel):
+            raise Unsupported(
+                "run.attach() behind a collective call or a table, with which a run begins that has no model: attach "
+                "first, and set run.calls = true in the description"
+            )
         if self._attached is not None:
             raise Unsupported(
                 "the run has its model, or its models have been used: give several a name each, as in "

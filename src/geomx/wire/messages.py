@@ -41,6 +41,7 @@ from geomx.wire.roster_messages import (
 )
 
 PROTOCOL_VERSION = 4
+COLLECTIVE = "a collective call"
 NOTHING = (
     ""  # the operation of whoever has nothing to contribute to a step, whichever of several models it is of
 )

@@ -19,7 +19,7 @@ import torch
 from geomx.codecs.bundle import combined
 from geomx.codecs.contract import Room, room_of
 from geomx.codecs.measure import largest, numbers_of, scaled
-from geomx.errors import Disagreement, NotFinite
+from geomx.errors import Disagreement, NotFinite, ProtocolError
 from geomx.layout import Layout, Slice
 from geomx.node.slices.accumulate import accumulator
 from geomx.rounds.round import Round
@@ -102,12 +102,21 @@ class Sum(NamedTuple):
         return total.values
 
     def _combined(self) -> Any:
-        """Of a collective call: a bundle."""
+        """Of a collective call: a bundle. Raises `ProtocolError` where one speaks for workers who are not in it."""
+        pushes = [push for push, payload in self.round_.in_order() if payload is not None]
+        bundles: list[Any] = [decode() for decode in self.decoders]
+        whose = [", ".join(push.origins) for push in pushes]
+        for push, bundle, names in zip(pushes, bundles, whose, strict=True):
+            for entry in bundle.entries:
+                is_theirs = not entry.origin or entry.origin in push.origins
+                if not is_theirs or entry.count > len(push.origins):
+                    raise ProtocolError(
+                        f"{names} sent an array of {entry.origin or f'{entry.count} workers'} in a collective call"
+                    )
         try:
-            return combined([decode() for decode in self.decoders]) if self.decoders else None
+            return combined(bundles, whose) if bundles else None
         except Disagreement as error:
-            whose = workers_of(push for push, payload in self.round_.in_order() if payload is not None)
-            raise Disagreement(f"turn {self.round_.turn}, of {whose}: {error}") from None
+            raise Disagreement(f"turn {self.round_.turn}: {error}") from None
 
     def _fault(self, values: torch.Tensor, room: Room) -> str:
         there = [push for push, payload in self.round_.in_order() if payload is not None]

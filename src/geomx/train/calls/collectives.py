@@ -17,21 +17,22 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 import torch
 
-from geomx.codecs.bundle import DTYPES, LARGEST_BYTES, Bundle, Entry, Op
-from geomx.errors import GeomxError, RunFailed, Unsupported
+from geomx.codecs.bundle import DTYPES, LARGEST_BYTES, Bundle, Entry, Op, say
+from geomx.errors import Disagreement, GeomxError, RunFailed, Unsupported
 from geomx.layout import Slice
-from geomx.train.calls.arrays import as_tensor, like, rebuilt, taken_apart
+from geomx.node.slices.finite import listed
+from geomx.train.calls.arrays import as_tensor, described, like, plain, rebuilt, taken_apart
 from geomx.train.calls.collective_client import CollectiveClient
+from geomx.wire.messages import COLLECTIVE
 
 ReduceOp = Literal["sum", "mean", "max", "min"]
 REDUCE_OPS = ("sum", "mean", "max", "min")
 SMALL_BYTES, PIECE_BYTES = 1 << 18, 1 << 20
-MAPS, ENTRY_BYTES = (
-    4,
-    1 << 12,
-)  # small results that travel together at most; what is told of an array, at most
+MOST_TOGETHER, MOST_TRIES = 1 << 12, 8
+MAPS = 4  # small results that travel together at most
+ENTRY_BYTES = 1 << 12  # what is told of an array at most
+SAME = "#"  # the entry that says what is called
 FEW, TINY_BYTES, MOST_IN_GROUP = 16, 1 << 10, 1 << 10  # more pieces than a few travel in groups of tiny ones
-OPERATION = "a collective call"
 HALVES = (torch.float16, torch.bfloat16)
 Result = TypeVar("Result")
 
@@ -71,21 +72,34 @@ class Pending(Generic[Result]):
 
 
 class Collectives:
-    """The calls of one worker. `slices`: by which they travel; `workers`: how many make them."""
+    """The calls of one worker. `slices`: by which they travel; `workers`: who makes them.
 
-    def __init__(self, client: CollectiveClient, slices: Sequence[Slice], workers: int) -> None:
+    `goes_on`: without those who are lost; `before`: is called before calls leave.
+    """
+
+    def __init__(
+        self,
+        client: CollectiveClient,
+        slices: Sequence[Slice],
+        workers: Sequence[str],
+        goes_on: bool,
+        before: Callable[[], None],
+    ) -> None:
         self._client, self._slices = client, tuple(slices)
-        self._most_gathered = LARGEST_BYTES // workers - ENTRY_BYTES
+        self._workers, self._goes_on, self._before = tuple(workers), goes_on, before
+        self._most_gathered = LARGEST_BYTES // len(self._workers) - ENTRY_BYTES
         self._most_mapped = min(SMALL_BYTES, self._most_gathered // MAPS)
         self._number = 0  # of pieces that wait: names have to be those of whoever was started later
         self._waiting: list[tuple[list[_Piece], Pending[Any]]] = []
+        self._said: list[str] = []  # of each of them, what it is
+        self._gave: set[int] = set()  # how many have given to each turn
         self._came: dict[str, list[tuple[Entry, torch.Tensor]]] = {}
         self._awaited: dict[int, int] = {}  # by slice: the turn whose answer is to come
 
     def reduce(self, arrays: Any, op: ReduceOp) -> Pending[Any]:
         """See `RunCalls.reduce`."""
         if op not in REDUCE_OPS:
-            raise Unsupported(f"reduce(op={op!r}): {', '.join(REDUCE_OPS)}")
+            raise Unsupported(f"reduce(op={op!r}): op is one of {', '.join(REDUCE_OPS)}")
         given, shape = taken_apart(arrays)
         tensors = [_checked(as_tensor(each)) for each in given]
         if op in ("max", "min") and any(each.is_complex() for each in tensors):
@@ -107,12 +121,15 @@ class Collectives:
                 made.append(like(source, whole))
             return rebuilt(shape, made)
 
-        return self._begin([piece for pieces in places for piece in pieces], make)
+        told = f"reduce(op={op!r}) of {described(shape, map(_told, tensors))}"
+        return self._begin(told, [piece for pieces in places for piece in pieces], make)
 
     def broadcast(self, arrays: Any, source: str) -> Pending[Any]:
         """See `RunCalls.broadcast`."""
         given, shape = taken_apart(arrays)
         tensors = [_checked(as_tensor(each)) for each in given]
+        if source not in self._workers:
+            raise Unsupported(f"broadcast(source={source!r}): the workers are {listed(self._workers)}")
         gives = self._client.name == source
         places = [self._split(each, "first", gives) for each in tensors]
 
@@ -124,12 +141,14 @@ class Collectives:
                 made.append(like(mine, self._joined(pieces, each)[0]))
             return rebuilt(shape, made)
 
-        return self._begin([piece for pieces in places for piece in pieces], make)
+        told = f"broadcast(source={source!r}) of {described(shape, map(_told, tensors))}"
+        return self._begin(told, [piece for pieces in places for piece in pieces], make)
 
     def gather(self, arrays: Any) -> Pending[dict[str, Any]]:
         """See `RunCalls.gather`."""
         given, shape = taken_apart(arrays)
-        pieces = [self._whole(_checked(as_tensor(each)), self._most_gathered, "gather") for each in given]
+        tensors = [_checked(as_tensor(each)) for each in given]
+        pieces = [self._whole(each, self._most_gathered, "gather") for each in tensors]
 
         def make() -> dict[str, Any]:
             by_worker: dict[str, list[Any]] = {}
@@ -138,14 +157,14 @@ class Collectives:
                     by_worker.setdefault(entry.origin, []).append(like(mine, array.view(entry.shape).clone()))
             return {name: rebuilt(shape, made) for name, made in sorted(by_worker.items())}
 
-        return self._begin(pieces, make)
+        return self._begin(f"gather of {described(shape, ['...'] * len(given))}", pieces, make)
 
     def map(self, value: Any) -> Pending[dict[str, Any]]:
         """See `RunCalls.map`."""
         try:
-            data = msgspec.msgpack.encode(value)
-        except TypeError as error:
-            raise Unsupported(f"map() takes numbers, texts, lists and dicts of them: {error}") from error
+            data = msgspec.msgpack.encode(value, enc_hook=plain)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise Unsupported(f"map() takes numbers, texts, None, lists and dicts of them: {error}") from None
         piece = self._whole(torch.frombuffer(bytearray(data), dtype=torch.uint8), self._most_mapped, "map")
         piece.packs = True
 
@@ -153,42 +172,73 @@ class Collectives:
             came = self._came.pop(piece.name, [])
             return {entry.origin: msgspec.msgpack.decode(bytes(array.numpy())) for entry, array in came}
 
-        return self._begin([piece], make)
+        return self._begin("map", [piece], make)
 
     def barrier(self) -> Pending[None]:
         """See `RunCalls.barrier`."""
-        return self._begin([self._piece("sum", torch.zeros(0))], lambda: None)
+        return self._begin("barrier", [], lambda: None)
 
     def flush(self) -> None:
         """Have all that is pending answered."""
-        waiting, self._waiting, self._number = self._waiting, [], 0
-        if not waiting:
+        if not self._waiting:
             return
+        self._before()
+        waiting, self._waiting, self._number = self._waiting, [], 0
+        said, self._said = self._said, []
         try:
-            self._exchange(waiting)
+            for _ in range(MOST_TRIES):
+                self._came, self._gave = {}, set()
+                self._exchange(waiting, said)
+                if len(self._gave) == 1:
+                    break
+            else:
+                raise RunFailed(
+                    self._client.name, f"workers were lost in {MOST_TRIES} tries of a collective call"
+                )
+            self._check_left(*self._gave)
         except BaseException as error:
             for _, pending in waiting:
                 pending.failed(error)
             raise
         for _, pending in waiting:
             pending.done()
-        self._came = {}
 
-    def _exchange(self, waiting: list[tuple[list[_Piece], Pending[Any]]]) -> None:
+    def _check_left(self, gave: int) -> None:
+        """Where the run goes on without nobody, all have given."""
+        if not self._goes_on and gave < len(self._workers):
+            raise Disagreement(
+                f"{gave} of {len(self._workers)} workers made this call: the others have closed their runs, or their "
+                "scripts have ended; every worker must make the same calls"
+            )
+
+    def keep(self, pending: Pending[Any]) -> None:
+        """The arrays of this call may change before it leaves."""
+        for pieces, each in self._waiting:
+            if each is pending:
+                for piece in pieces:
+                    piece.array = piece.array.clone()
+
+    def _exchange(self, waiting: list[tuple[list[_Piece], Pending[Any]]], said: list[str]) -> None:
+        """Have all arrays of these calls come. Turns differ in who has given where somebody is lost between them.
+
+        Everybody sees that, and they are exchanged once more: sums of one call are of the same workers.
+        """
         absences = self._client.absences
         every = [piece for pieces, _ in waiting for piece in pieces]
         groups = _grouped(every) if len(every) > FEW else [_Group([piece]) for piece in every]
-        for turn in _turns([group.piece for group in groups], len(self._slices)):
+        same = say(said)
+        for turn in _turns([group.piece for group in groups], len(self._slices)) or [{0: []}]:
             for lane, pieces in turn.items():
                 slice_ = self._slices[lane]
                 self._client.wait([slice_.index])
+                given = [piece for piece in pieces if piece.gives]
                 bundle = Bundle(
-                    tuple(piece.entry for piece in pieces if piece.gives),
-                    tuple(piece.array for piece in pieces if piece.gives),
+                    (Entry(SAME, "same", "uint8", (same.numel(),)), *(piece.entry for piece in given)),
+                    (same, *(piece.array for piece in given)),
                 )
                 packed: Any = (bundle, None)
                 self._awaited[slice_.index] = self._client.turn
-                self._client.contribute(slice_.index, "call", OPERATION, 1.0, packed)
+                self._client.contribute(slice_.index, "call", COLLECTIVE, 1.0, packed)
             self._client.next_turn()
         self._client.wait()
         if self._client.absences != absences:
@@ -204,11 +254,15 @@ class Collectives:
             return
         del self._awaited[slice_.index]
         for entry, array in zip(*bundle, strict=True) if bundle is not None else ():
-            self._came.setdefault(entry.name, []).append((entry, array))
+            if entry.op == "same":
+                self._gave.add(entry.count)
+            else:
+                self._came.setdefault(entry.name, []).append((entry, array))
 
     # -- pieces --------------------------------------------------------------------------------------------------
 
-    def _begin(self, pieces: list[_Piece], make: Callable[[], Result]) -> Pending[Result]:
+    def _begin(self, told: str, pieces: list[_Piece], make: Callable[[], Result]) -> Pending[Result]:
+        self._said.append(told)
         pending = Pending(self.flush, make)
         self._waiting.append((pieces, pending))
         return pending
@@ -218,7 +272,7 @@ class Collectives:
         dtype = str(array.dtype).removeprefix("torch.")
         origin = self._client.name if op == "gather" else ""
         entry = Entry(name, op, dtype, tuple(array.shape), origin)
-        return _Piece(entry, array.detach().cpu().contiguous().reshape(-1), gives)
+        return _Piece(entry, array.cpu().contiguous().reshape(-1), gives)
 
     def _split(self, array: torch.Tensor, op: Op, gives: bool = True) -> list[_Piece]:
         """A small one as it is, a large one in pieces."""
@@ -308,12 +362,16 @@ def _turns(pieces: Sequence[_Piece], lanes: int) -> list[dict[int, list[_Piece]]
         size = piece.entry.size_bytes
         if piece.entry.op == "gather":  # others may have more of it
             size = PIECE_BYTES // MAPS if piece.packs else PIECE_BYTES
-        if not bundles or size > room:
+        if not bundles or size > room or len(bundles[-1]) == MOST_TOGETHER:
             bundles.append([])
             room = PIECE_BYTES
         bundles[-1].append(piece)
         room -= size
     return [dict(enumerate(bundles[start : start + lanes])) for start in range(0, len(bundles), lanes)]
+
+
+def _told(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _widened(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:

@@ -49,7 +49,8 @@ class RunCalls(ABC):
             Disagreement: Another worker has made another call, or has arrays of other shapes or types.
             Unsupported: What was given is no array, or of a type that cannot travel.
         """
-        return _given(self._calls().reduce(arrays, op), wait)
+        calls = self._calls()
+        return _given(calls, calls.reduce(arrays, op), wait)
 
     def broadcast(self, arrays: Any, source: str | None = None, *, wait: bool = True) -> Any:
         """Give all workers the arrays of one.
@@ -66,7 +67,8 @@ class RunCalls(ABC):
             RunFailed: The source was lost before its arrays had come.
         """
         calls = self._calls()
-        return _given(calls.broadcast(arrays, self._source() if source is None else source), wait)
+        source = self._source() if source is None else source
+        return _given(calls, calls.broadcast(arrays, source), wait)
 
     def gather(self, arrays: Any, *, wait: bool = True) -> Any:
         """Give every worker the arrays of all; these may have different shapes, of at most 256 MiB together.
@@ -78,7 +80,8 @@ class RunCalls(ABC):
         Returns:
             By worker, what it has given.
         """
-        return _given(self._calls().gather(arrays), wait)
+        calls = self._calls()
+        return _given(calls, calls.gather(arrays), wait)
 
     def map(self, value: Any, *, wait: bool = True) -> Any:
         """Give every worker a small result of each: numbers, texts, lists and dicts of them.
@@ -90,7 +93,8 @@ class RunCalls(ABC):
         Returns:
             By worker, such as "paris/0", what it has given.
         """
-        return _given(self._calls().map(value), wait)
+        calls = self._calls()
+        return _given(calls, calls.map(value), wait)
 
     def barrier(self) -> None:
         """Return when every worker has come to this call."""
@@ -151,5 +155,8 @@ class RunCalls(ABC):
         """The run's first worker."""
 
 
-def _given(pending: Pending[Any], wait: bool) -> Any:
-    return pending.result() if wait else pending
+def _given(calls: Collectives, pending: Pending[Any], wait: bool) -> Any:
+    if wait:
+        return pending.result()
+    calls.keep(pending)
+    return pending

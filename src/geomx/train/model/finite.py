@@ -33,6 +33,16 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' if count > 1 else ''}"
 
 
+def _by_device(gradients: Mapping[int, torch.Tensor]) -> list[tuple[list[int], list[torch.Tensor]]]:
+    """Gradients (by parameter) that lie together."""
+    found: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
+    for number, gradient in gradients.items():
+        numbers, values = found.setdefault(gradient.device, ([], []))
+        numbers.append(number)
+        values.append(real(gradient.detach()))
+    return list(found.values())
+
+
 class FiniteOnly:
     """See the module's text. `port` hears what was skipped; `name`: this worker."""
 
@@ -42,9 +52,7 @@ class FiniteOnly:
         self._port, self._name, self._layout = port, name, layout
         self._room = settings.room
         self._at: At = -1, -1
-        self._unread: tuple[At, list[int], Later] | None = (
-            None  # the largest of gradients, of the step before
-        )
+        self._unread: list[tuple[At, list[int], Later]] = []  # the largest of gradients, of the step before
         self._skipped: dict[
             int | str, str
         ] = {}  # by slice, or of local steps by parameter: why, in this step
@@ -108,8 +116,8 @@ class FiniteOnly:
         """
         if not self.skips and gradients and all(queues(gradient.device) for gradient in gradients.values()):
             self.look()
-            every = [real(gradient.detach()) for gradient in gradients.values()]
-            self._unread = self._at, list(gradients), Later(largest_of_each(every))
+            for numbers, values in _by_device(gradients):
+                self._unread.append((self._at, numbers, Later(largest_of_each(values))))
             return True
         fine = len(self.allows_gradients(gradients)) == len(gradients)
         self._whole = self._whole or not fine
@@ -117,12 +125,11 @@ class FiniteOnly:
 
     def look(self) -> None:
         """Raise NotFinite for what is known by now of the step before."""
-        if self._unread is None:
-            return
-        (at, numbers, later), self._unread = self._unread, None
-        for number, found in zip(numbers, later.numbers(), strict=True):
-            if not math.isfinite(found):
-                self._refuse_gradient(number, found, at)
+        unread, self._unread = self._unread, []
+        for at, numbers, later in unread:
+            for number, found in zip(numbers, later.numbers(), strict=True):
+                if not math.isfinite(found):
+                    self._refuse_gradient(number, found, at)
 
     def _refuse_gradient(self, number: int, found: float, at: At) -> None:
         name, word = self._layout.tensors[number].name, "NaN" if math.isnan(found) else "Inf"
@@ -144,15 +151,11 @@ class FiniteOnly:
     def _largest(self, gradients: Mapping[int, torch.Tensor]) -> dict[int, float]:
         """Of each gradient; of those on one GPU in one look."""
         found = dict[int, float]()
-        queued: dict[torch.device, dict[int, torch.Tensor]] = {}
-        for number, gradient in gradients.items():
-            values = real(gradient.detach())
-            if queues(values.device):
-                queued.setdefault(values.device, {})[number] = values
+        for numbers, values in _by_device(gradients):
+            if queues(values[0].device):
+                found |= zip(numbers, largest_of_each(values).tolist(), strict=True)
             else:
-                found[number] = largest(values)
-        for there in queued.values():
-            found |= zip(there, largest_of_each(list(there.values())).tolist(), strict=True)
+                found |= zip(numbers, map(largest, values), strict=True)
         return {number: found[number] for number in gradients}
 
     def _refuse(self, key: int | str, fault: str) -> bool:

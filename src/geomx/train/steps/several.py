@@ -49,7 +49,7 @@ class StepsOfSeveral(Steps):
     @property
     def ended(self) -> bool:
         """Whether this worker is at the end of its data: behind its last batch, since that is of several steps."""
-        return self._ended
+        return self._ended or (self.local and any(steps.ended for steps in self._each))
 
     @ended.setter
     def ended(self, value: bool) -> None:
