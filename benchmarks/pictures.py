@@ -22,12 +22,11 @@ plt.style.use(Path(__file__).with_name("plots.mplstyle"))
 
 
 def save(axis: Axes, path: Path) -> None:
-    """As `path`.svg and `path`.png."""
+    """As `path`.svg."""
     path.parent.mkdir(parents=True, exist_ok=True)
     axis.figure.savefig(
         path.with_name(f"{path.name}.svg"), metadata={"Date": None}
     )  # names have dots in them
-    axis.figure.savefig(path.with_name(f"{path.name}.png"), dpi=110)
     plt.close(axis.figure)
 
 

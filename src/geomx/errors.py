@@ -244,6 +244,7 @@ REFUSALS = (
     CheckpointError,
     SameData,
     DataMissing,
+    Disagreement,
 )
 
 

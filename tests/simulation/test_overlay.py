@@ -140,26 +140,26 @@ def test_two_that_do_not_reach_each_other_any_more_are_nobodys_loss(monkeypatch:
     assert turns == list(range(1, max(turns) + 1))
 
 
-MISTAKES = {
-    "a sum is added to its parts": (Round, "give_place", lambda *_: None),
-    "a table stays when somebody was lost": (Conductor, "void", lambda *_: None),
-    "an answer is not asked for again": (Conductor, "misses", lambda *_: None),
-    "who was added to the lost does not send again": (Conductor, "apart", lambda *_: None),
-    "an update is passed on twice": (Relay, "_on_push", lambda *_: None),
+MISTAKES = {  # what is broken, and the seed whose storm finds it today
+    "a sum is added to its parts": (Round, "give_place", 1),
+    "a table stays when somebody was lost": (Conductor, "void", 7),
+    "an answer is not asked for again": (Conductor, "misses", 17),
+    "who was added to the lost does not send again": (Conductor, "apart", 11),
+    "what others contribute is not taken": (Relay, "_on_push", 0),
 }
 
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_storms_would_find(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    where, name, instead = MISTAKES[mistake]
-    monkeypatch.setattr(where, name, instead)
-    for seed in range(60):
+    where, name, first = MISTAKES[mistake]
+    monkeypatch.setattr(where, name, lambda *_: None)
+    for seed in range(first, first + 40):
         with pytest.MonkeyPatch.context() as inner:
             storm = storm_of(seed, faults=3)
             try:
                 if faults_of(storm, run(storm, inner)):
                     return
-            except Exception:
+            except AssertionError:  # one finds what cannot be
                 return
     pytest.fail("no storm has found it")

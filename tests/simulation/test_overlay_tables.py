@@ -57,6 +57,10 @@ def rounds_of(simulator: Simulator) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(ordered)]
 
 
+def states_of(simulator: Simulator, state: str) -> list[dict[str, Any]]:
+    return [fields for _, _, fields in simulator.noted("overlay") if fields["state"] == state]
+
+
 def alike(parties: int, mbps: float = 20.0) -> dict[str, tuple[float, float, float]]:
     return dict.fromkeys([*(f"p{place}" for place in range(parties)), "hub"], (mbps, mbps, 5.0))
 
@@ -83,7 +87,7 @@ def test_where_the_hub_is_fast_enough_the_star_is_found_again() -> None:
 def test_a_table_by_which_rounds_take_longer_is_left_and_it_is_said_why() -> None:
     """Every second turn another drawn at random, over links that are slow but for the hub's."""
     simulator = begun("shuffled:Shuffled every=50", alike(6) | {"hub": (1000.0, 1000.0, 5.0)})
-    simulator.run(60.0)
+    simulator.run(60.0, lambda: not states_of(simulator, "left"))
     (left, *_) = [fields for _, _, fields in simulator.noted("overlay") if fields["state"] == "left"]
     assert "s by it, and" in left["reason"]
 
@@ -91,7 +95,7 @@ def test_a_table_by_which_rounds_take_longer_is_left_and_it_is_said_why() -> Non
 @pytest.mark.parametrize("overlay", ["ring", "binary-blocks", "ps", "ts"])
 def test_each_of_the_others_runs_as_well(overlay: str) -> None:
     simulator = begun(overlay, alike(5))
-    simulator.run(40.0)
+    simulator.run(40.0, lambda: len(rounds_of(simulator)) < 6 or not states_of(simulator, "used"))
     assert len(rounds_of(simulator)) > 5
     assert any(fields["state"] == "used" for _, _, fields in simulator.noted("overlay"))
 
@@ -109,7 +113,7 @@ def test_a_fixed_table_is_used_again_after_two_did_not_reach_each_other() -> Non
     simulator = begun("ring", alike(3))
     simulator.run(20.0)
     simulator.cut("p0", "p1", 30.0, reset=True)
-    simulator.run(120.0)
+    simulator.run(120.0, lambda: len(states_of(simulator, "used")) < 2)
     states = [fields["state"] for _, _, fields in simulator.noted("overlay")]
     assert states == ["used", "void", "star", "used"]
 
