@@ -2,18 +2,21 @@
 
     worker -> the servers above it -> the shard, whose `Service` answers, now or later -> back by the same servers
 
-A session delivers once between two nodes that live. Where one on the way dies, the worker asks for what is unanswered
-once more when it joins anew, in order; the shard knows by number what it has taken already. Nothing here knows what is
-asked.
+A session delivers once between two nodes that live. Where one on the way dies, the one below it passes up once more
+what is unanswered, in order; the shard knows by number what it has taken already. Nothing here knows what is asked.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from geomx.errors import ProtocolError, Unsupported
+import torch
+
+from geomx.errors import GeomxError, ProtocolError
 from geomx.node.durable.journal import Journal
+from geomx.node.durable.records import Served
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.rounds.membership import Members
 from geomx.wire.request_messages import Request, Response
@@ -32,35 +35,37 @@ class Responded(NamedTuple):
 
 
 class Asking:
-    """A worker's end. `send`: to the server above that leads to the shard."""
+    """What a node has passed up and has no answer to, its own or of workers below it. `send`: towards the shard."""
 
-    def __init__(self, worker: str, incarnation: int, send: Send) -> None:
-        self._worker, self._incarnation, self._send = worker, incarnation, send
-        self._numbers: dict[int, int] = {}  # by shard: the last
-        self._unanswered: dict[tuple[int, int], tuple[Request, Any]] = {}  # by shard and number, in order
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._unanswered: dict[tuple[str, int, int], tuple[Request, Any]] = {}  # in order
+        self._holds = False
 
-    def ask(self, shard: int, number: int, what: bytes, payload: Any) -> None:
-        """Ask a shard; `number`: the next of this worker's to it."""
-        size = 0 if payload is None else payload.nbytes
-        request = Request(self._worker, self._incarnation, number, shard, what, size)
-        self._unanswered[shard, number] = request, payload
-        self._send(request, payload)
-
-    def again(self) -> None:
-        """Those above may have lost what they were asked, or what they have answered."""
-        for request, payload in self._unanswered.values():
+    def ask(self, request: Request, payload: Any) -> None:
+        """Pass a request up."""
+        if request.number == 1:  # of a worker that may have been started again: its former self asks no more
+            old = [key for key, (each, _) in self._unanswered.items() if each.worker == request.worker]
+            for key in old:
+                if self._unanswered[key][0].incarnation != request.incarnation:
+                    del self._unanswered[key]
+        self._unanswered[request.worker, request.shard, request.number] = request, payload
+        if not self._holds:
             self._send(request, payload)
 
-    def responded(self, response: Response, payload: Any) -> Responded | None:
-        """What to tell the loop; None: it has been told."""
-        if self._unanswered.pop((response.shard, response.number), None) is None:
-            return None
-        return Responded(response.number, response.shard, response.what, payload)
+    def hold(self) -> None:
+        """Those above do not know this node yet: what is asked waits."""
+        self._holds = True
 
-    @property
-    def quiet(self) -> bool:
-        """Whether everything has been answered."""
-        return not self._unanswered
+    def again(self) -> None:
+        """Those above know this node. They may have lost what they were asked, or what they have answered."""
+        self._holds = False
+        for request, payload in list(self._unanswered.values()):
+            self._send(request, payload)
+
+    def answered(self, response: Response) -> bool:
+        """An answer has come; False: it has come before."""
+        return self._unanswered.pop((response.worker, response.shard, response.number), None) is not None
 
 
 class Service(Protocol):
@@ -69,8 +74,17 @@ class Service(Protocol):
     def begins(self, worker: str) -> None:
         """A worker asks for the first time, or was started again: what its former self has asked is nobody's."""
 
+    def changes(self, what: bytes, payload: Any) -> bool:
+        """Whether a request changes something, so that it belongs in the shard's log."""
+
     def asked(self, worker: str, number: int, what: bytes, payload: Any, again: bool, now: float) -> None:
         """A request. `again`: it was taken before. Raises GeomxError."""
+
+    def state(self) -> tuple[bytes, list[torch.Tensor]]:
+        """All that it has, while nothing is under way; what later requests change stays out of it."""
+
+    def put_back(self, what: bytes, pieces: list[torch.Tensor]) -> None:
+        """The inverse of `state`."""
 
     def changed(self) -> None:
         """Others take part than before."""
@@ -120,9 +134,12 @@ class Asked:
         self._jobs.run(index, function, then, cost_bytes)
 
     def respond(self, worker: str, number: int, what: bytes, payload: Any) -> None:
-        """Answer a request."""
+        """Answer a request, once the log has what the answer tells of."""
+        if self._server.journal.is_replaying:
+            return
         size = 0 if payload is None else payload.nbytes
-        self._server.tell(Response(worker, number, self._place, what, size), payload)
+        response = Response(worker, number, self._place, what, size)
+        self._server.journal.behind(lambda: self._server.tell(response, payload))
 
     def present(self) -> list[str]:
         """The workers that take part, in the order of the run."""
@@ -138,10 +155,6 @@ class Asked:
 
     def on_request(self, request: Request, payload: Any) -> None:
         """A request has come. Raises GeomxError."""
-        if self._server.journal.is_kept:
-            raise Unsupported(
-                f"{self._server.name} keeps a log, in which tables are not yet: leave out store.url and run.replicas"
-            )
         if request.shard != self._place:
             raise ProtocolError(f"a request to shard {request.shard} came to shard {self._place}")
         incarnation, last = self._taken.get(request.worker, (-1, 0))
@@ -150,15 +163,31 @@ class Asked:
         if request.incarnation > incarnation:
             last = 0
             self._service.begins(request.worker)
-        if request.number > last + 1:
-            raise ProtocolError(f"request {request.number} of {request.worker} came behind request {last}")
         self._taken[request.worker] = request.incarnation, max(last, request.number)
         again = request.number <= last
+        if not again and self._service.changes(request.what, payload):
+            self._server.journal.write(request, [] if payload is None else [payload])
         now = self._server.now
         self._service.asked(request.worker, request.number, request.what, payload, again, now)
-        if not self._looks:
+        if not (self._looks or self._server.journal.is_replaying):
             self._looks = True
             self._server.after(self._stall_s, "requests", self._look)
+
+    def again(self, request: Request, payload: Any) -> None:
+        """A request that stands in the log; one that was refused is refused again."""
+        with contextlib.suppress(GeomxError):
+            self.on_request(request, payload)
+
+    def state(self) -> tuple[Served, list[torch.Tensor]]:
+        """For a cut: see `geomx.node.durable.cut`."""
+        what, pieces = self._service.state()
+        return Served(self._taken.copy(), what, tuple(piece.nbytes for piece in pieces)), pieces
+
+    def put_back(self, served: Served, payload: torch.Tensor) -> None:
+        """The inverse."""
+        self._taken = dict(served.taken)
+        pieces = torch.split(payload, list(served.sizes)) if served.sizes else ()
+        self._service.put_back(served.what, [piece.clone() for piece in pieces])
 
     def _look(self) -> None:
         """Tell who waits for whom, and for long."""

@@ -22,7 +22,7 @@ from geomx.node.contract import FirstStep
 from geomx.node.overlay.relay import Relay
 from geomx.node.peers.base import BaseNode, Blocked
 from geomx.node.peers.peer import Peer
-from geomx.node.requests import LARGEST_BYTES
+from geomx.node.requests import LARGEST_BYTES, Asking
 from geomx.node.same_data import check_sampled
 from geomx.node.slices.blocks import BlockSender, Encoded
 from geomx.node.slices.devices import Queued, beside, on_host
@@ -128,6 +128,7 @@ class Uplink:
         self.layout: Layout | None = None
         self._shard_of: tuple[int, ...] = ()
         self._first_weights: FirstWeights | None = None
+        self._asking = Asking(self._send_request)
         self._has_stepped = False
         self._faults = 0  # contributions that were skipped
         self._settings: dict[str, Value] = {}
@@ -156,6 +157,7 @@ class Uplink:
     def attach_anew(self) -> None:
         """Those above know nothing of this node: tell them all that it has told before."""
         self._attached, self._told = {}, []
+        self._asking.hold()
         if self.relay is not None:
             self.relay.begin_anew()
         self._blocks.begin_anew()
@@ -320,6 +322,9 @@ class Uplink:
         self._node.send(self._parent(self.parents[0]), message)
 
     def ask(self, request: Request, payload: Any) -> None:
+        self._asking.ask(request, payload)
+
+    def _send_request(self, request: Request, payload: Any) -> None:
         shards = self._tree.shards
         if not 0 <= request.shard < len(shards):
             raise ProtocolError(f"{request.worker} asks shard {request.shard} of {len(shards)}")
@@ -401,19 +406,25 @@ class Uplink:
             self._told.append(message)
             if len(self._attached) == len(self.parents):
                 self._owner.attached(Joined.of(self._told, self._turns(), self._tree))
+                self._asking.again()
         elif isinstance(message, Allowance | Advice):
             self._owner.told(message)
         elif isinstance(message, Roster | Over | Retire | Departed):
             self._on_members(message)
         elif isinstance(message, Table | Void | Apart) and self.relay is not None:
             self.relay.told(message)
-        elif isinstance(message, Response):
-            self._owner.responded(message, payload)
-        elif isinstance(message, State):
-            self._slice(message.slice)
-            self._owner.fetched(message, payload)
+        elif isinstance(message, State | Response):
+            self._on_answer(message, payload)
         else:
             raise ProtocolError(f"{type(message).__name__} was sent down to {self._node.name}")
+
+    def _on_answer(self, message: State | Response, payload: Any) -> None:
+        """What somebody here, or below, has asked for."""
+        if isinstance(message, State):
+            self._slice(message.slice)
+            self._owner.fetched(message, payload)
+        elif self._asking.answered(message):
+            self._owner.responded(message, payload)
 
     def _on_members(self, message: Roster | Over | Retire | Departed) -> None:
         """Others take part, or this node does not any more."""

@@ -23,7 +23,7 @@ from geomx.node.peers.base import BaseNode
 from geomx.node.peers.beside import Companion, Siblings
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer, printable
 from geomx.node.port import Allowed, Arrived, Asked, Away, Contribution, Departs, Fetched, Left, Ready
-from geomx.node.requests import Asking
+from geomx.node.requests import Responded
 from geomx.node.same_data import keyed
 from geomx.node.slices.blocks import flows_to
 from geomx.node.slices.devices import HOST, Queued, on_host, placed
@@ -50,7 +50,7 @@ from geomx.wire.messages import (
     Update,
     Value,
 )
-from geomx.wire.request_messages import Response
+from geomx.wire.request_messages import Request, Response
 from geomx.wire.roster_messages import Roster, Turns
 from geomx.wire.session import Patience
 
@@ -99,8 +99,8 @@ class Worker(BaseNode):
             classes=classes,
             has_quorum=losses.quorum.share < 1.0,
         )
-        self._asking = Asking(identity.name, identity.incarnation, self._uplink.ask)
         self.measures = self.has_overlay
+        self._life = identity.incarnation  # of the script, which stays where this node begins anew
         self._job = job
         self._out = frozenset[str]()  # who takes no part, as far as is known
         self._ready = False
@@ -158,7 +158,9 @@ class Worker(BaseNode):
         self._uplink.slice_jobs.run(index, found, lambda state: self.emit(Notify(Fetched(index, state))), 0)
 
     def ask(self, shard: int, number: int, what: bytes, payload: Any) -> None:
-        self._asking.ask(shard, number, what, payload)
+        size = 0 if payload is None else payload.nbytes
+        request = Request(self.name, self._life, number, shard, what, size)
+        self._uplink.ask(request, payload)
 
     def reached(self, message: Reached) -> None:
         self._uplink.reached(message)
@@ -224,7 +226,6 @@ class Worker(BaseNode):
         if begins:
             self._uplink.down.forget()
         self._uplink.push_again((), {self.name: begins}, is_back=bool(begins))
-        self._asking.again()
         self._take_leave_again()
         self._out = frozenset(told.out)
         self.emit(Notify(Ready(told.closed, told.standings, told.reached, begins, told.roster)))
@@ -308,9 +309,7 @@ class Worker(BaseNode):
             self.emit(Notify(Allowed(message.turn, message.steps)))
 
     def responded(self, response: Response, payload: Any) -> None:
-        responded = self._asking.responded(response, payload)
-        if responded is not None:
-            self.emit(Notify(responded))
+        self.emit(Notify(Responded(response.number, response.shard, response.what, payload)))
 
     def fetched(self, state: State, payload: Any) -> None:
         self.emit(Notify(Fetched(state.slice, unpack_state(self._slice(state.slice), state, payload))))

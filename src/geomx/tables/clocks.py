@@ -41,6 +41,14 @@ class Clocks:
         if others:
             self._of[worker] = max(self._of[worker], min(others))
 
+    def state(self) -> tuple[dict[str, str], dict[str, int], list[str]]:
+        """Groups, clocks, and who takes part."""
+        return dict(self.groups), dict(self._of), sorted(self._present)
+
+    def put_back(self, groups: dict[str, str], clocks: dict[str, int], present: Iterable[str]) -> None:
+        """The inverse."""
+        self.groups, self._of, self._present = dict(groups), dict(clocks), frozenset(present)
+
     def of(self, worker: str) -> int:
         """How often it has pushed."""
         return self._of[worker]

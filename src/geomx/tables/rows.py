@@ -6,6 +6,8 @@ Rows         place -> the row, and what its rule keeps of it; made when first to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -130,6 +132,20 @@ class Rows:
         """Some of all that have been touched: keys and rows, in the order in which they were."""
         stop = min(start + count, self.count)
         return self._places.all()[start:stop], self._values[start:stop].clone()
+
+    def state(self) -> list[torch.Tensor]:
+        """Keys, rows, and what the rule keeps of them, by name; copies."""
+        count = self.count
+        planes = [self._state[name][:count].clone() for name in sorted(self._state)]
+        return [torch.from_numpy(self._places.all()), self._values[:count].clone(), *planes]
+
+    def put_back(self, keys: torch.Tensor, values: torch.Tensor, planes: Sequence[torch.Tensor]) -> None:
+        """The inverse, where nothing was touched yet."""
+        self._places.touch(keys.numpy())
+        self._grow()
+        self._values[: self.count] = values
+        for name, plane in zip(sorted(self._state), planes, strict=True):
+            self._state[name][: self.count] = plane
 
     def _made(self, keys: Keys) -> torch.Tensor:
         return self._init.rows(keys, self._columns)

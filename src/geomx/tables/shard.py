@@ -10,10 +10,11 @@ Jobs of one table follow each other. Nothing here sends, waits or computes by it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import torch
 
@@ -23,7 +24,7 @@ from geomx.errors import ConfigError, Disagreement, NotFinite, ProtocolError, Un
 from geomx.tables import table_inits, table_rules
 from geomx.tables.clocks import Clocks
 from geomx.tables.hashing import Keys
-from geomx.tables.keys import CameLists
+from geomx.tables.keys import CameLists, decoded
 from geomx.tables.requests import (
     MOST_COLUMNS,
     MOST_ROWS,
@@ -41,7 +42,6 @@ from geomx.tables.requests import (
 from geomx.tables.rows import Rows
 
 MOST_TABLES, MOST_NAME, MOST_SCANNED = 256, 256, 1 << 20
-Update = tuple[Keys, Callable[[], torch.Tensor]]  # keys, and what reads their rows in a job
 
 
 class Host(Protocol):
@@ -67,6 +67,25 @@ class _Request(NamedTuple):
     asked: Asked
 
 
+class _Given(NamedTuple):
+    """What a worker has pushed: rows in a number form, which a job reads."""
+
+    worker: str
+    keys: Keys
+    form: str
+    rows: torch.Tensor | None
+
+    def read(self, columns: int) -> torch.Tensor:
+        """[keys, columns]. Raises `ProtocolError` and `NotFinite`."""
+        if self.rows is None:
+            return torch.empty(0, columns)
+        count = len(self.keys) * columns
+        found = FORMS[self.form]().unpack(self.rows.reshape(-1), count, torch.float32).view(-1, columns)
+        if not bool(found.isfinite().all()):
+            raise NotFinite(f"what {self.worker} has pushed to a table is not finite")
+        return found
+
+
 class _Waiting(NamedTuple):
     """A pull that waits for others."""
 
@@ -86,10 +105,22 @@ class Table:
         self.is_open = False
         self.opening: list[_Request] = []
         self.waiting: list[_Waiting] = []
-        self.held: dict[
-            tuple[str, int], dict[str, list[Update]]
-        ] = {}  # by group and clock, of pushes applied together
+        # By group and clock, of pushes that are applied together.
+        self.held: dict[tuple[str, int], dict[str, list[_Given]]] = {}
         self.applied: dict[str, int] = {}  # by group: the clocks before this one have been
+
+
+class _TableState(msgspec.Struct, frozen=True, array_like=True):
+    """A table in a cut; arrays by their places among its pieces."""
+
+    opened: Open
+    groups: dict[str, str]
+    clocks: dict[str, int]
+    present: list[str]
+    is_open: bool
+    held: dict[str, dict[str, list[tuple[str, int, str, int]]]]  # by clock and group, as text
+    applied: dict[str, int]
+    planes: tuple[int, ...]
 
 
 class TableShard:
@@ -122,7 +153,7 @@ class TableShard:
             self._scan(table, request, asked)
             return
         arrays = unpacked(payload)
-        keys = self._lists[worker].named(asked.digest, self._keys(table, arrays.pop("keys", None)))
+        keys = self._lists[worker].named(asked.digest, decoded(arrays, table.opened.rows))
         if asked.form not in FORMS:
             raise ProtocolError(f"rows in a form {asked.form!r}")
         if isinstance(asked, Pull):
@@ -137,6 +168,73 @@ class TableShard:
             self._done(table, request)
         else:
             self._push(table, request, asked, keys, arrays.get("rows"))
+
+    def changes(self, what: bytes, payload: Any) -> bool:
+        """Whether a request belongs in the shard's log. Of a pull, keys that others will name by their digest."""
+        asked = read_request(what)
+        return isinstance(asked, Open | Push) or (isinstance(asked, Pull) and payload is not None)
+
+    def state(self) -> tuple[bytes, list[torch.Tensor]]:
+        """See `geomx.node.requests.Service`."""
+        pieces: list[torch.Tensor] = []
+
+        def put(array: torch.Tensor) -> int:
+            pieces.append(array.reshape(-1).contiguous().view(torch.uint8))
+            return len(pieces) - 1
+
+        def kept(given: _Given) -> tuple[str, int, str, int]:
+            rows = -1 if given.rows is None else put(given.rows)
+            return given.worker, put(torch.from_numpy(given.keys)), given.form, rows
+
+        tables = tuple(
+            _TableState(
+                table.opened,
+                *table.clocks.state(),
+                table.is_open,
+                {
+                    f"{clock} {group}": {w: [kept(g) for g in given] for w, given in held.items()}
+                    for (group, clock), held in table.held.items()
+                },
+                table.applied,
+                tuple(put(plane) for plane in table.rows.state()),
+            )
+            for table in self._tables.values()
+        )
+        lists = {
+            worker: [(digest, put(torch.from_numpy(keys))) for digest, keys in came.lists.items()]
+            for worker, came in self._lists.items()
+        }
+        return msgspec.msgpack.encode((tables, lists)), pieces
+
+    def put_back(self, what: bytes, pieces: Sequence[torch.Tensor]) -> None:
+        """The inverse, where no table was opened."""
+        tables, lists = msgspec.msgpack.decode(
+            what, type=tuple[tuple[_TableState, ...], dict[str, list[tuple[bytes, int]]]]
+        )
+
+        def keys_at(place: int) -> Keys:
+            found: Keys = pieces[place].view(torch.int64).numpy()
+            return found
+
+        for state in tables:
+            table = self._tables[state.opened.table] = self._made(state.opened)
+            table.clocks.put_back(state.groups, state.clocks, state.present)
+            table.is_open, table.applied = state.is_open, dict(state.applied)
+            for key, held in state.held.items():
+                clock, _, group = key.partition(" ")
+                table.held[group, int(clock)] = {
+                    worker: [
+                        _Given(whose, keys_at(keys), form, None if rows < 0 else pieces[rows])
+                        for whose, keys, form, rows in given
+                    ]
+                    for worker, given in held.items()
+                }
+            keys, *planes = (pieces[place] for place in state.planes)
+            values, *kept = (plane.view(torch.float32).view(-1, state.opened.columns) for plane in planes)
+            table.rows.put_back(keys.view(torch.int64), values, kept)
+        for worker, each in lists.items():
+            self._lists[worker] = CameLists()
+            self._lists[worker].lists.update((digest, keys_at(place)) for digest, place in each)
 
     def changed(self) -> None:
         """Others take part than before."""
@@ -198,49 +296,22 @@ class TableShard:
 
     # -- pushes ---------------------------------------------------------------------------------------------------
 
-    def _keys(self, table: Table, keys: torch.Tensor | None) -> Keys | None:
-        if keys is None:
-            return None
-        if keys.dtype != torch.int64 or keys.dim() != 1:
-            raise ProtocolError(f"keys of {keys.dtype} and shape {list(keys.shape)}")
-        found: Keys = keys.numpy().copy()
-        if len(found) and not (
-            found[0] >= 0 and found[-1] < table.opened.rows and bool((np.diff(found) > 0).all())
-        ):
-            raise ProtocolError(f"keys that do not rise, or lie outside of 0 to {table.opened.rows - 1}")
-        return found
-
     def _push(
         self, table: Table, request: _Request, push: Push, keys: Keys, rows: torch.Tensor | None
     ) -> None:
         worker, columns = request.worker, table.opened.columns
         if not 0 <= push.clock < MOST_ROWS:
             raise ProtocolError(f"push {push.clock} of {worker}")
-        form = FORMS[push.form]()
-        if len(keys) and (
-            rows is None or rows.dtype != torch.uint8 or rows.numel() != form.size_bytes(len(keys) * columns)
-        ):
+        size = FORMS[push.form]().size_bytes(len(keys) * columns)
+        if len(keys) and (rows is None or rows.dtype != torch.uint8 or rows.numel() != size):
             raise ProtocolError(f"rows that do not fit {len(keys)} keys in {push.form}")
         table.clocks.pushed(worker, push.clock)
-
-        def read() -> torch.Tensor:
-            if rows is None:
-                return torch.empty(0, columns)
-            found = form.unpack(rows.reshape(-1), len(keys) * columns, torch.float32).view(-1, columns)
-            if not bool(found.isfinite().all()):
-                raise NotFinite(
-                    f"{self._name}: what {worker} has pushed to {table.opened.table!r} is not finite"
-                )
-            return found
-
-        group = table.clocks.groups[worker]
+        given, group = _Given(worker, keys, push.form, rows), table.clocks.groups[worker]
         if table.opened.staleness == 0 and push.clock >= table.applied.get(group, 0):
-            table.held.setdefault((group, push.clock), {}).setdefault(worker, []).append((keys, read))
+            table.held.setdefault((group, push.clock), {}).setdefault(worker, []).append(given)
             self._apply(table, group)
         else:
-            self._host.run(
-                table.index, lambda: table.rows.update(keys, read()), lambda _: None, 16 * len(keys) * columns
-            )
+            self._update(table, [given])
         self._done(table, request)
         self._look(table)
 
@@ -253,12 +324,14 @@ class TableShard:
         for clock in range(table.applied.get(group, 0), slowest):
             held = table.held.pop((group, clock), {})
             table.applied[group] = clock + 1
-            order = [update for each in sorted(held) for update in held[each]]
-            if order:
-                cost_bytes = 16 * table.opened.columns * sum(len(keys) for keys, _ in order)
-                self._host.run(
-                    table.index, partial(_update_together, table.rows, order), lambda _: None, cost_bytes
-                )
+            if held:
+                self._update(table, [given for each in sorted(held) for given in held[each]])
+
+    def _update(self, table: Table, given: list[_Given]) -> None:
+        columns = table.opened.columns
+        cost_bytes = 16 * columns * sum(len(each.keys) for each in given)
+        work = partial(_update_together, table.rows, given, columns)
+        self._host.run(table.index, work, lambda _: None, cost_bytes)
 
     # -- pulls ----------------------------------------------------------------------------------------------------
 
@@ -305,15 +378,17 @@ class TableShard:
         return Done(table.clocks.of(worker), table.clocks.slowest(worker))
 
 
-def _update_together(rows: Rows, updates: list[Update]) -> None:
+def _update_together(rows: Rows, given: list[_Given], columns: int) -> None:
     """The sum of several, in this order, as one update."""
-    keys, places = np.unique(np.concatenate([keys for keys, _ in updates]), return_inverse=True)
-    parts = [read() for _, read in updates]
-    total = torch.zeros(len(keys), parts[0].shape[1])
-    start = 0
-    for (own, _), values in zip(updates, parts, strict=True):
-        total.index_add_(0, torch.from_numpy(places[start : start + len(own)]), values)
-        start += len(own)
+    if len(given) == 1:
+        rows.update(given[0].keys, given[0].read(columns))
+        return
+    keys, places = np.unique(np.concatenate([each.keys for each in given]), return_inverse=True)
+    total, start = torch.zeros(len(keys), columns), 0
+    for each in given:
+        stop = start + len(each.keys)
+        total.index_add_(0, torch.from_numpy(places[start:stop]), each.read(columns))
+        start = stop
     rows.update(keys, total)
 
 

@@ -8,7 +8,7 @@ from geomx.wire.roster_messages import Message
 class Request(Message, frozen=True, array_like=True, tag=True):
     """From a worker to the shard of this place. `what`, and the payload: the business of those two.
 
-    `number`: from 1, rising, of those of this worker to this shard; `incarnation`: of the worker.
+    `number`: from 1, rising, of those of this worker to this shard; `incarnation`: of its script.
     """
 
     worker: str

@@ -126,6 +126,7 @@ class Cutting:
         behind: list[tuple[Record, list[torch.Tensor]]] = list(server.journal.promises)
         behind += [record_of(index, round_) for index, round_ in root.waiting()]
         behind += [handed_in(*each) for each in server.handed_over.waiting]
+        behind.append(root.above.asked.state())
         everybody, members = server.members.order, server.members
         state = CutState(
             members.left(everybody),

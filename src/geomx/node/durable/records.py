@@ -11,6 +11,7 @@ import torch
 from geomx.errors import ProtocolError
 from geomx.rounds.round import Round
 from geomx.wire.messages import Attach, Hyper, Kind, Leave, Push, Scale
+from geomx.wire.request_messages import Request
 from geomx.wire.roster_messages import Roster, Standing
 
 
@@ -87,7 +88,20 @@ class CutState(msgspec.Struct, frozen=True, array_like=True, tag=True):
     slices: tuple[SliceCut, ...]
 
 
-Record = Attach | Hyper | ClosedRound | HandedIn | Promised | Scale | Roster | Leave | CutState
+class Served(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What answers requests at a shard (`geomx.node.requests`) as it stood. `taken`: by worker, the last request.
+
+    `what`, and the payload of pieces with these `sizes`, are the service's business.
+    """
+
+    taken: dict[str, tuple[int, int]]
+    what: bytes
+    sizes: tuple[int, ...]
+
+
+Record = (
+    Attach | Hyper | ClosedRound | HandedIn | Promised | Scale | Roster | Leave | CutState | Request | Served
+)
 NOTHING = torch.empty(0, dtype=torch.uint8)
 ALIGNED = 8  # bytes: what is looked at as numbers begins at a multiple
 encode = msgspec.msgpack.Encoder().encode

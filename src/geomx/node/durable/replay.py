@@ -7,7 +7,16 @@ from typing import Any, Protocol
 
 from geomx.layout import Slice
 from geomx.node.durable.cut import CutHost, put_back
-from geomx.node.durable.records import ClosedRound, CutState, HandedIn, Promised, Record, read, round_of
+from geomx.node.durable.records import (
+    ClosedRound,
+    CutState,
+    HandedIn,
+    Promised,
+    Record,
+    Served,
+    read,
+    round_of,
+)
 from geomx.node.round_sink import RoundSink
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.round import Round
@@ -15,6 +24,7 @@ from geomx.rounds.step_control import StepControl
 from geomx.rounds.turn_log import TurnLog
 from geomx.tree import EVERYONE
 from geomx.wire.messages import Attach, Leave
+from geomx.wire.request_messages import Request
 
 
 class Replayed(CutHost, Protocol):
@@ -70,10 +80,21 @@ class Replay:
         elif isinstance(record, Leave):
             server.members.leave(record.origins, record.turns)
             self._step_control.left(record.origins)
+            server.sink.above.others_take_part()
             if record.early:
                 server.attendance.depart(dict.fromkeys(record.origins, record.turns))
+        elif isinstance(record, Request | Served):
+            self._asked(record, payload)
         elif isinstance(record, CutState):
             assert server.sink.state is not None  # others keep no log
             put_back(server, server.sink.state, self._gathering, record, payload)
         else:
             server.sink.replay(record)
+
+    def _asked(self, record: Request | Served, payload: Any) -> None:
+        assert self._server.sink.state is not None  # others keep no log
+        asked = self._server.sink.state.above.asked
+        if isinstance(record, Served):
+            asked.put_back(record, payload)
+        else:
+            asked.again(record, payload if record.size else None)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from geomx.layout import Slice
-from geomx.node.durable.records import SliceCut
+from geomx.node.durable.records import Served, SliceCut
 from geomx.optim.contract import SliceState
 from geomx.rounds.round import Round
 from geomx.wire.messages import Hyper, Scale
+from geomx.wire.request_messages import Request
 from geomx.wire.roster_messages import Roster
 
 
@@ -48,8 +49,19 @@ class Stateful(Protocol):
     def put_back(self, slice_: Slice, kept: RootSlice) -> None: ...
 
 
+class Answering(Protocol):
+    """What answers requests at the shard; see `geomx.node.requests`."""
+
+    def again(self, request: Request, payload: Any) -> None: ...
+    def state(self) -> tuple[Served, list[torch.Tensor]]: ...
+    def put_back(self, served: Served, payload: torch.Tensor) -> None: ...
+
+
 class Deciding(Protocol):
     """What the shard knows of rosters; see `geomx.node.members.top`."""
+
+    @property
+    def asked(self) -> Answering: ...
 
     @property
     def rosters(self) -> tuple[Roster, ...]: ...

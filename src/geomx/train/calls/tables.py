@@ -16,7 +16,7 @@ from geomx.node.requests import Responded
 from geomx.tables import table_filters
 from geomx.tables.filters.contract import Filter, HeldBack
 from geomx.tables.hashing import Keys
-from geomx.tables.keys import SentLists, digest_of
+from geomx.tables.keys import SentLists, coded, digest_of
 from geomx.tables.requests import (
     MOST_COLUMNS,
     MOST_ROWS,
@@ -261,7 +261,7 @@ class Table:
     def _keys_of(self, part: _Part) -> dict[str, torch.Tensor]:
         """What goes with a request that names these keys."""
         is_new = self._requests.lists[part.shard].name(part.digest)
-        return {"keys": torch.from_numpy(part.keys)} if is_new else {}
+        return coded(part.keys, self.rows) if is_new else {}
 
     # -- what goes, and what comes --------------------------------------------------------------------------------
 
