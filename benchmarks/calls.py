@@ -123,17 +123,107 @@ def raw_seconds() -> float:
     return time.perf_counter() - begin
 
 
+def raw_tree_seconds() -> float:
+    """The bytes that geomx moves, by plain sockets over the same tree, in as many processes; nobody adds anything."""
+    here, size = str(Path(__file__).resolve()), 1_000_000 * MEGABYTES
+    ports = [free_port() for _ in range(3)]  # of the root and two local servers
+    relays = [["0", str(ports[0]), "0"]] + [["1", str(port), str(ports[0])] for port in ports[1:]]
+    leaves = [["2", "0", str(port)] for port in ports[1:] for _ in range(2)]
+    processes = []
+    for role in (*relays, *leaves):
+        command = [sys.executable, here, "--raw", *role, str(size)]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    outputs = [process.communicate()[0] for process in processes]
+    return max(float(text.split()[-1]) for text in outputs[len(relays) :])
+
+
+def raw_node(role: int, port: int, above: int, size: int) -> None:
+    """One process of that. `role`: 0 the root, 1 a local server, 2 a worker."""
+
+    def take(connection: socket.socket, to: socket.socket | None) -> None:
+        left, room = size, memoryview(bytearray(1 << 20))
+        while left:
+            count = connection.recv_into(room)
+            left -= count
+            if to is not None:
+                to.sendall(room[:count])
+
+    def at_once(*jobs: tuple) -> None:
+        threads = [threading.Thread(target=take, args=job) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    if role < 2:
+        server = socket.create_server(("127.0.0.1", port))
+        below = [server.accept()[0] for _ in range(2)]
+    if role:
+        for _ in range(1000):
+            try:
+                up = socket.create_connection(("127.0.0.1", above))
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+        up.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if role == 2:
+        data = bytes(size)
+        up.sendall(b"!")  # all are there when the root says so
+        up.recv(1)
+        begin = time.perf_counter()
+        sending = threading.Thread(target=up.sendall, args=(data,))
+        sending.start()
+        take(up, None)
+        sending.join()
+        print(time.perf_counter() - begin, flush=True)
+        return
+    for connection in below:
+        connection.recv(1)
+    if role:
+        up.sendall(b"!")
+        up.recv(1)
+    for connection in below:
+        connection.sendall(b"!")
+    if role:
+        # What the first gives goes up, as a sum would; what comes down goes to both.
+        down = threading.Thread(target=spread, args=(up, below, size))
+        down.start()
+        at_once((below[0], up), (below[1], None))
+        down.join()
+    else:
+        answer = threading.Thread(target=spread, args=(below[0], below, size))
+        answer.start()
+        at_once((below[1], None))
+        answer.join()
+
+
+def spread(source: socket.socket, to: list[socket.socket], size: int) -> None:
+    """Pass on to several what comes from one."""
+    left, room = size, memoryview(bytearray(1 << 20))
+    while left:
+        count = source.recv_into(room)
+        left -= count
+        for each in to:
+            each.sendall(room[:count])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--worker", choices=("geomx", "gloo"))
+    parser.add_argument("--raw", type=int, nargs=4)
     chosen = parser.parse_args()
+    if chosen.raw:
+        raw_node(*chosen.raw)
+        return
     if chosen.worker:
         worker(chosen.worker)
         return
     raw = median(raw_seconds() for _ in range(5))
     print(f"raw: {MEGABYTES} MB over one connection in {raw:.3f} s")
+    tree = median(raw_tree_seconds() for _ in range(5))
+    print(f"raw: what a reduction of {MEGABYTES} MB moves over the tree, in {tree:.3f} s")
     for system in ("geomx", "gloo", "geomx", "gloo"):
         one, packed, seconds = measured(system)
         many = f", {packed:,.0f} packed" if packed else ""

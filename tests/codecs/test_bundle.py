@@ -102,8 +102,9 @@ def changed(place: int, value: int) -> torch.Tensor:
         torch.cat((WHOLE, torch.zeros(8, dtype=torch.uint8))),
         changed(0, 255),
         changed(7, 127),  # a head of more bytes than there are
-        changed(8, 0xC1),  # no msgpack
-        changed(8, 0x91),
+        changed(8, 1),  # nor is that
+        changed(16, 0xC1),  # no msgpack
+        changed(16, 0x91),
     ],
 )
 def test_what_nobody_can_have_encoded_is_refused(payload: torch.Tensor) -> None:

@@ -7,9 +7,9 @@
 
 A bundle takes the place of a slice's values. As a payload:
 
-    head        the number of bytes of the entries, int64
-    entries     msgpack, see `Entry`, and padding up to 8 bytes
-    arrays      one after the other, each padded to 8 bytes
+    head        the number of bytes of the entries, int64, in 16 bytes
+    entries     msgpack, see `Entry`, and padding up to 16 bytes
+    arrays      one after the other, each padded to 16 bytes, so that they can be read where they lie
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from geomx.errors import Disagreement, ProtocolError
 from geomx.layout import Slice
 
 Op = Literal["sum", "max", "min", "first", "gather", "same"]
-HEAD_BYTES, LARGEST_BYTES = 8, 1 << 28
+HEAD_BYTES, ALIGNED_BYTES, LARGEST_BYTES = 16, 16, 1 << 28
 MOST_ENTRIES, MOST_DIMENSIONS, TOLD_BYTES = 1 << 16, 64, 1024
 DTYPES = frozenset(
     {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
@@ -83,14 +83,17 @@ class Bundles(Codec):
     ) -> torch.Tensor:
         head = msgspec.msgpack.encode(values.entries)
         size = HEAD_BYTES + padded(len(head)) + sum(padded(each.size_bytes) for each in values.entries)
-        payload = torch.zeros(size, dtype=torch.uint8)
+        payload = torch.empty(size, dtype=torch.uint8)
+        payload[: HEAD_BYTES + padded(len(head))] = 0
         payload[:HEAD_BYTES].view(torch.int64)[0] = len(head)
         payload[HEAD_BYTES : HEAD_BYTES + len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         start = HEAD_BYTES + padded(len(head))
         for entry, array in zip(*values, strict=True):
+            stop, start = start + entry.size_bytes, start + padded(entry.size_bytes)
+            if stop < start:
+                payload[stop:start] = 0
             if array.numel():
-                payload[start : start + entry.size_bytes] = array.reshape(-1).view(torch.uint8)
-            start += padded(entry.size_bytes)
+                payload[stop - entry.size_bytes : stop] = array.reshape(-1).view(torch.uint8)
         return payload
 
     def decode(self, slice_: Slice, payload: torch.Tensor) -> Bundle:  # type: ignore[override]
@@ -180,8 +183,8 @@ SAME_CALLS = (
 
 
 def padded(size: int) -> int:
-    """So many bytes, and up to 8."""
-    return -(-size // 8) * 8
+    """So many bytes, and up to 16."""
+    return -(-size // ALIGNED_BYTES) * ALIGNED_BYTES
 
 
 def _told(entry: Entry) -> str:
@@ -194,7 +197,10 @@ def _listed(names: Iterable[str]) -> str:
 
 def _entries(payload: torch.Tensor) -> tuple[tuple[Entry, ...], int]:
     """The entries of a payload, and where its arrays begin. Raises `ProtocolError` for what is no bundle."""
-    length = int(payload[:HEAD_BYTES].clone().view(torch.int64)[0]) if payload.numel() > HEAD_BYTES else -1
+    told = (
+        payload[:HEAD_BYTES].clone().view(torch.int64).tolist() if payload.numel() > HEAD_BYTES else [-1, 0]
+    )
+    length = told[0] if not told[1] else -1
     if not 0 < length <= payload.numel() - HEAD_BYTES:
         raise ProtocolError(f"{payload.numel()} bytes are no bundle of arrays")
     try:
@@ -217,6 +223,6 @@ def _entries(payload: torch.Tensor) -> tuple[tuple[Entry, ...], int]:
 
 
 def _aligned(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if data.data_ptr() % 16 or data.storage_offset() % dtype.itemsize:
+    if data.data_ptr() % ALIGNED_BYTES or data.storage_offset() % dtype.itemsize:
         data = data.clone()
     return data.view(dtype)

@@ -79,6 +79,8 @@ def make_report(
         "wan_bytes_dense": totals.wan_bytes_dense(),
         "parameters": max((fields["parameters"] for fields in finished), default=totals.parameters),
         "parameters_sha256": totals.weights(),
+        "calls": max((fields.get("calls", 0) for fields in finished), default=0),
+        "requests": max((fields.get("requests", 0) for fields in finished), default=0),
         "rewritten": totals.rewritten(),
         "script": totals.script,
         "cohorts": totals.cohorts,
@@ -171,7 +173,15 @@ def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
         ("lost", ", ".join(f"{node} {how}" for node, how in report["lost"].items()), "bad"),
         ("members", *_members(report)),
         ("steps", f"{report['steps']:,} of each worker" if report["steps"] != rounds else "", ""),
-        ("rounds", f"{rounds:,}" + _if(report["round_s_median"], ", {:.4g} s each (median)"), ""),
+        (
+            "rounds",
+            f"{rounds:,}" + _if(report["round_s_median"], ", {:.4g} s each (median)")
+            if rounds or report["parameters"]
+            else "",
+            "",
+        ),
+        ("calls", f"{report['calls']:,} of each worker" if report["calls"] else "", ""),
+        ("tables", f"{report['requests']:,} requests of each worker" if report["requests"] else "", ""),
         (
             "samples",
             f"{samples:,}" + _if(train_s and samples / train_s, ", {:,.0f} per second") if samples else "",
@@ -200,7 +210,7 @@ def closing_rows(report: Report) -> list[tuple[str, str, Verdict]]:
         ("links", _links(report), ""),
         ("staleness", _staleness(report), ""),
         ("skipped", _skipped(report), "bad"),
-        ("parameters", f"{report['parameters']:,}", ""),
+        ("parameters", f"{report['parameters']:,}" if report["parameters"] else "", ""),
         ("weights", weights, all_have),
         (
             "exactly once",

@@ -11,6 +11,7 @@ from geomx.errors import Unsupported
 from geomx.node.port import Port
 from geomx.optim.hyper import as_plain
 from geomx.train.attach import AttachedModel
+from geomx.train.model.none import NoModel
 
 _logger = logging.getLogger("geomx")
 
@@ -23,7 +24,7 @@ def attached(port: Port, model: AttachedModel, scripts: Sequence[Script]) -> Non
     model_slices = model.model_slices
     port.note(
         "attached",
-        parameters=model_slices.trained_elements,
+        parameters=model_slices.trained_elements if trains(model) else 0,
         trained_bytes=sum(slice_.size_bytes for slice_ in model_slices.slices("weight")),
         slices=len(model_slices.layout.slices),
         on_server=model.optimizer.on_server,
@@ -45,19 +46,29 @@ def logged(port: Port, turn: int, values: Mapping[str, Any]) -> None:
     _logger.info("turn %d: %s", turn, ", ".join(told))
 
 
-def finished(port: Port, model: AttachedModel, samples: int, train_s: float) -> None:
+def trains(model: AttachedModel) -> bool:
+    """Whether there is a model at all."""
+    return not isinstance(model.model, NoModel)
+
+
+def finished(port: Port, model: AttachedModel, samples: int, train_s: float, requests: int) -> None:
     """Note what this worker has done by the end of its run, and a digest of the weights it ends with.
+
+    `requests`: how often it has asked about tables.
 
     No digest of weights into which the script has written since, as with those of its best checkpoint.
     """
     ledger, is_rewritten = model.ledger.values, model.guard.is_rewritten
+    digest = model.intra_party.trained_sha256() if trains(model) and not is_rewritten else None
     port.note(
         "finished",
         steps=model.steps.steps,
         samples=samples,
         train_s=train_s,
-        parameters=model.model_slices.trained_elements,
-        parameters_sha256=None if is_rewritten else model.intra_party.trained_sha256(),
+        parameters=model.model_slices.trained_elements if trains(model) else 0,
+        parameters_sha256=digest,
+        calls=0 if model.calls is None else model.calls.made,
+        requests=requests,
         rewritten=is_rewritten,
         ledger=None if ledger is None else ledger.tolist(),
         contributions=model.ledger.contributions,

@@ -524,7 +524,8 @@ class LiveRun(RunCalls):
         if self._attached is not None:
             self._attached.unhook()
             train_s = self._timeline.now() - self._began
-            notes.finished(self._client.port, self._attached, self._samples.seen, train_s)
+            requests = 0 if self._asked is None else self._asked.made
+            notes.finished(self._client.port, self._attached, self._samples.seen, train_s, requests)
         self._client.leave(early)
         self.has_left = True
         if self._attached is not None:

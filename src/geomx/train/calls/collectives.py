@@ -92,6 +92,7 @@ class Collectives:
         self._number = 0  # of pieces that wait: names have to be those of whoever was started later
         self._waiting: list[tuple[list[_Piece], Pending[Any]]] = []
         self._said: list[str] = []  # of each of them, what it is
+        self.made = 0  # calls so far
         self._gave: set[int] = set()  # how many have given to each turn
         self._came: dict[str, list[tuple[Entry, torch.Tensor]]] = {}
         self._awaited: dict[int, int] = {}  # by slice: the turn whose answer is to come
@@ -263,6 +264,7 @@ class Collectives:
 
     def _begin(self, told: str, pieces: list[_Piece], make: Callable[[], Result]) -> Pending[Result]:
         self._said.append(told)
+        self.made += 1
         pending = Pending(self.flush, make)
         self._waiting.append((pieces, pending))
         return pending

@@ -56,12 +56,13 @@ class Requests:
         self._numbers = [0] * len(self.shards)
         self._answers: dict[Token, tuple[Done, dict[str, torch.Tensor]]] = {}
         self.lists = [SentLists() for _ in self.shards]
-        self.sent_bytes = 0
+        self.sent_bytes = self.made = 0
         client.responded = self._responded
 
     def ask(self, shard: int, asked: Asked, payload: torch.Tensor | None = None) -> Token:
         """Ask a shard; returns what to wait for."""
         self._numbers[shard] += 1
+        self.made += 1
         what = written(asked)
         self.sent_bytes += len(what) + (0 if payload is None else payload.nbytes)
         self._client.ask(shard, self._numbers[shard], what, payload)
