@@ -212,6 +212,30 @@ def test_ranges_are_balanced_and_rows_are_there_when_touched() -> None:
     assert max(counts) < 1.1 * 10_000 < 1.21 * min(counts)
 
 
+def test_uneven_pushes_are_all_applied_by_a_sync() -> None:
+    """And what was read into a file comes back."""
+
+    def main(run: LiveRun) -> list[float]:
+        table = run.table("t", 10, rule="add")
+        for _ in range(3 + 5 * place_of(run)):
+            table.push([1, 2], [1.0, 2.0])
+        table.sync()
+        assert [len(keys) for keys, _ in table.items()] in ([2], [1, 1])
+        found = table.pull([1, 2, 3])[:, 0].tolist()
+        other = run.table("other", 1 << 40, 2, rule="adagrad lr=1.0")
+        if run.is_first:
+            other.put([1 << 39, 7], [[1.0, 2.0], [3.0, 4.0]])
+        run.barrier()
+        assert other.pull([7, 1 << 39, 8]).tolist() == [[3.0, 4.0], [1.0, 2.0], [0.0, 0.0]]
+        table.push([1], [1.0])  # clocks go on together
+        assert table.pull([1])[0, 0] == found[0] + 2
+        run.close()
+        return found
+
+    results, _ = train((1, 1), main, shards=2)
+    assert list(results.values()) == [[11.0, 22.0, 0.0]] * 2
+
+
 def test_beside_a_model_tables_change_nothing_of_it() -> None:
     def main(run: LiveRun, has_table: bool) -> dict[str, torch.Tensor]:
         model, optimizer = begin(run, sgd)
@@ -278,8 +302,8 @@ def test_what_cannot_be_is_told() -> None:
 
     refused("rows=0: from 1", lambda run: run.table("t", 0))
     refused("staleness=-1", lambda run: run.table("t", 1, staleness=-1))
-    refused("keys are integers from 0 to 9; some are float64", push([1.5], [[1.0, 2.0]]))
-    refused("some are 3 to 10", push([3, 10], torch.ones(2, 2)))
+    refused("keys are integers from 0 to 9; found float64", push([1.5], [[1.0, 2.0]]))
+    refused("found 10 among them", push([3, 10], torch.ones(2, 2)))
     refused(r"shape \[2\]; expected \[1, 2\]", push([1], [1.0, 2.0]))
     refused("NaN or Inf in push 0", push([1], [[1.0, float("nan")]]), NotFinite)
     refused("float32, bf16", lambda run: run.table("t", 1, values="int3"))

@@ -31,7 +31,9 @@ def script(run: LiveRun, staleness: int | None) -> dict[int, list[float]]:
         sleep(run, 0.05 * (1 + place))
         keys = lists[table.clock % 4]
         table.push(keys, 0.1 * table.pull(keys) + torch.ones(40, 3) / (1 + place))
-    run.barrier()
+        if table.clock == STEPS // 2:
+            table.sync()
+    table.sync()
     found = {key: row.tolist() for keys, rows in table.items() for key, row in zip(keys, rows, strict=True)}
     assert all(set(pushes.values()) == {STEPS} for pushes in table.pushes())
     run.close()

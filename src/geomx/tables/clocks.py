@@ -61,6 +61,11 @@ class Clocks:
         """Its push number `clock`, from 0, has come; one of before the run went on without it counts no more."""
         self._of[worker] = max(self._of[worker], clock + 1)
 
+    def level(self, worker: str) -> None:
+        """All of its group have pushed as often as the one that has pushed most."""
+        group = self.group_of(worker)
+        self._of |= dict.fromkeys(group, max(self._of[each] for each in group))
+
     def group_of(self, worker: str) -> list[str]:
         """Those of its group who take part, itself too if it does."""
         group = self.groups[worker]

@@ -65,6 +65,21 @@ class Scan(msgspec.Struct, frozen=True, array_like=True, tag=True):
     count: int
 
 
+class Put(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Give rows these values; what their rule keeps of them begins anew. Beside it: `keys`, and `rows` as float32.
+
+    Answered by `Done`.
+    """
+
+    table: str
+
+
+class Sync(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Apply every push of the worker's group. Answered by `Done`, once all of the group have asked for it."""
+
+    table: str
+
+
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """An answer. `clock`: where the asker's stands; `slowest`: of its group; `clocks`: to `Scan`, of all workers."""
 
@@ -73,7 +88,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
     clocks: dict[str, int] = {}
 
 
-Asked = Open | Push | Pull | Scan
+Asked = Open | Push | Pull | Scan | Put | Sync
 _asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
 _done = msgspec.msgpack.Decoder(Done)
 

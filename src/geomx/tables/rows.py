@@ -128,6 +128,14 @@ class Rows:
         for name, plane in self._state.items():
             plane.index_copy_(0, places, state[name])
 
+    def put(self, keys: Keys, values: torch.Tensor) -> None:
+        """Give these rows, all different, these values; what the rule keeps of them begins anew."""
+        places = torch.from_numpy(self._places.touch(keys))
+        self._grow()
+        self._values.index_copy_(0, places, values)
+        for name, plane in self._state.items():
+            plane.index_fill_(0, places, self._rule.state[name])
+
     def part(self, start: int, count: int) -> tuple[Keys, torch.Tensor]:
         """Some of all that have been touched: keys and rows, in the order in which they were."""
         stop = min(start + count, self.count)

@@ -33,7 +33,9 @@ from geomx.tables.requests import (
     Open,
     Pull,
     Push,
+    Put,
     Scan,
+    Sync,
     packed,
     read_request,
     unpacked,
@@ -104,6 +106,8 @@ class Table:
         self.clocks = Clocks(opened.staleness)
         self.is_open = False
         self.opening: list[_Request] = []
+        self.syncing: dict[str, _Request] = {}  # by worker: its `Sync` that waits for others
+        self.synced: dict[str, int] = {}  # by worker: the last that was answered
         self.waiting: list[_Waiting] = []
         # By group and clock, of pushes that are applied together.
         self.held: dict[tuple[str, int], dict[str, list[_Given]]] = {}
@@ -121,6 +125,8 @@ class _TableState(msgspec.Struct, frozen=True, array_like=True):
     held: dict[str, dict[str, list[tuple[str, int, str, int]]]]  # by clock and group, as text
     applied: dict[str, int]
     planes: tuple[int, ...]
+    syncing: dict[str, int]
+    synced: dict[str, int]
 
 
 class TableShard:
@@ -137,6 +143,8 @@ class TableShard:
         self._lists[worker] = CameLists()
         for table in self._tables.values():
             table.opening = [each for each in table.opening if each.worker != worker]
+            table.syncing.pop(worker, None)
+            table.synced.pop(worker, None)
             table.waiting = [each for each in table.waiting if each.request.worker != worker]
 
     def asked(self, worker: str, number: int, what: bytes, payload: Any, again: bool, now: float) -> None:
@@ -152,7 +160,19 @@ class TableShard:
         if isinstance(asked, Scan):
             self._scan(table, request, asked)
             return
+        if isinstance(asked, Sync):
+            if number <= table.synced.get(worker, 0):
+                self._done(table, request)
+                return
+            table.syncing[worker] = request
+            self._look_whether_all_sync(table, table.clocks.groups[worker])
+            return
         arrays = unpacked(payload)
+        if isinstance(asked, Put):
+            if not again:
+                self._put(table, decoded(arrays, table.opened.rows), arrays.get("rows"))
+            self._done(table, request)
+            return
         keys = self._lists[worker].named(asked.digest, decoded(arrays, table.opened.rows))
         if asked.form not in FORMS:
             raise ProtocolError(f"rows in a form {asked.form!r}")
@@ -172,7 +192,9 @@ class TableShard:
     def changes(self, what: bytes, payload: Any) -> bool:
         """Whether a request belongs in the shard's log. Of a pull, keys that others will name by their digest."""
         asked = read_request(what)
-        return isinstance(asked, Open | Push) or (isinstance(asked, Pull) and payload is not None)
+        return isinstance(asked, Open | Push | Put | Sync) or (
+            isinstance(asked, Pull) and payload is not None
+        )
 
     def state(self) -> tuple[bytes, list[torch.Tensor]]:
         """See `geomx.node.requests.Service`."""
@@ -197,6 +219,8 @@ class TableShard:
                 },
                 table.applied,
                 tuple(put(plane) for plane in table.rows.state()),
+                {worker: request.number for worker, request in table.syncing.items()},
+                table.synced,
             )
             for table in self._tables.values()
         )
@@ -220,6 +244,11 @@ class TableShard:
             table = self._tables[state.opened.table] = self._made(state.opened)
             table.clocks.put_back(state.groups, state.clocks, state.present)
             table.is_open, table.applied = state.is_open, dict(state.applied)
+            asked = Sync(state.opened.table)
+            table.syncing = {
+                worker: _Request(worker, number, asked) for worker, number in state.syncing.items()
+            }
+            table.synced = dict(state.synced)
             for key, held in state.held.items():
                 clock, _, group = key.partition(" ")
                 table.held[group, int(clock)] = {
@@ -241,8 +270,9 @@ class TableShard:
         for table in self._tables.values():
             table.clocks.changed(self._host.present())
             self._look_whether_open(table)
-            for group in set(table.clocks.groups.values()):
+            for group in sorted(set(table.clocks.groups.values())):
                 self._apply(table, group)
+                self._look_whether_all_sync(table, group)
             self._look(table)
 
     def behind(self, now: float) -> Iterable[tuple[str, str, list[str], float]]:
@@ -333,6 +363,26 @@ class TableShard:
         work = partial(_update_together, table.rows, given, columns)
         self._host.run(table.index, work, lambda _: None, cost_bytes)
 
+    def _put(self, table: Table, keys: Keys | None, rows: torch.Tensor | None) -> None:
+        if keys is None or rows is None or rows.dtype != torch.float32:
+            raise ProtocolError("no rows that can be put")
+        if rows.shape != (len(keys), table.opened.columns):
+            raise ProtocolError(f"rows of shape {list(rows.shape)} for {len(keys)} keys")
+        self._host.run(table.index, partial(table.rows.put, keys, rows), lambda _: None, 4 * rows.nbytes)
+
+    def _look_whether_all_sync(self, table: Table, group: str) -> None:
+        """All of a group have come to a `Sync`: what is held is applied, and their clocks go on together."""
+        members = [each for each in self._host.present() if table.clocks.groups.get(each) == group]
+        if not members or not table.syncing.keys() >= set(members):
+            return
+        table.clocks.level(members[0])
+        self._apply(table, group)
+        for worker in [each for each in table.syncing if table.clocks.groups[each] == group]:
+            request = table.syncing.pop(worker)
+            table.synced[worker] = request.number
+            self._done(table, request, behind_jobs=True)
+        self._look(table)
+
     # -- pulls ----------------------------------------------------------------------------------------------------
 
     def _look(self, table: Table) -> None:
@@ -370,9 +420,16 @@ class TableShard:
 
         self._host.run(table.index, work, then, 8 * scan.count * table.opened.columns)
 
-    def _done(self, table: Table, request: _Request) -> None:
-        done = self._standing(table, request.worker)
-        self._host.respond(request.worker, request.number, written(done), None)
+    def _done(self, table: Table, request: _Request, behind_jobs: bool = False) -> None:
+        done = written(self._standing(table, request.worker))
+
+        def respond(_: object = None) -> None:
+            self._host.respond(request.worker, request.number, done, None)
+
+        if behind_jobs:
+            self._host.run(table.index, lambda: None, respond, 0)
+        else:
+            respond()
 
     def _standing(self, table: Table, worker: str) -> Done:
         return Done(table.clocks.of(worker), table.clocks.slowest(worker))

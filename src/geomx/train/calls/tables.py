@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from geomx.codecs.pack.values import FORMS
-from geomx.errors import NotFinite, Unsupported
+from geomx.errors import ConfigError, NotFinite, Unsupported
 from geomx.node.requests import Responded
-from geomx.tables import table_filters
+from geomx.tables import table_filters, table_inits, table_rules
 from geomx.tables.filters.contract import Filter, HeldBack
 from geomx.tables.hashing import Keys
 from geomx.tables.keys import SentLists, coded, digest_of
@@ -25,7 +25,9 @@ from geomx.tables.requests import (
     Open,
     Pull,
     Push,
+    Put,
     Scan,
+    Sync,
     packed,
     read_answer,
     unpacked,
@@ -68,18 +70,11 @@ class Requests:
         self._client.ask(shard, self._numbers[shard], what, payload)
         return shard, self._numbers[shard]
 
-    def wait(self, tokens: Iterable[Token], table: str) -> list[tuple[Done, dict[str, torch.Tensor]]]:
-        """The answers to these, in order."""
+    def wait(self, tokens: Iterable[Token], whom: str) -> list[tuple[Done, dict[str, torch.Tensor]]]:
+        """The answers to these, in order. `whom` it waits for."""
         wanted = list(tokens)
-        self._client.port.wait(
-            lambda: self._answers.keys() >= set(wanted),
-            lambda: f"{self._from(wanted)} to answer about the table {table!r}",
-        )
+        self._client.port.wait(lambda: self._answers.keys() >= set(wanted), lambda: whom)
         return [self._answers.pop(token) for token in wanted]
-
-    def _from(self, tokens: Sequence[Token]) -> str:
-        late = {self.shards[token[0]]: None for token in tokens if token not in self._answers}
-        return ", ".join(late)
 
     def _responded(self, item: Responded) -> None:
         self._answers[item.shard, item.number] = read_answer(item.what), unpacked(item.payload)
@@ -126,7 +121,8 @@ class Table:
         self._under_way: deque[list[Token]] = deque()
         tokens = [requests.ask(shard, opened) for shard in range(len(requests.shards))]
         self.clock, self.behind = 0, 0
-        self._learn(done for done, _ in requests.wait(tokens, self.name))
+        whom = f"every worker to open the table {self.name!r}"
+        self._learn(done for done, _ in requests.wait(tokens, whom))
 
     def pull(self, keys: Any, *, wait: bool = True) -> Any:
         """Read rows.
@@ -198,6 +194,45 @@ class Table:
         while self._under_way:
             self._settle()
 
+    def sync(self) -> None:
+        """Return when every push of this worker's group is applied; all of the group must call it.
+
+        With `staleness=0`, workers that have pushed more often than others wait with that for nobody any more.
+        """
+        self.flush()
+        tokens = [self._requests.ask(shard, Sync(self.name)) for shard in range(len(self._requests.shards))]
+        whom = f"the others of its group to call sync() of the table {self.name!r}"
+        self._learn(done for done, _ in self._requests.wait(tokens, whom))
+
+    def put(self, keys: Any, rows: Any) -> None:
+        """Give rows these values, as out of a file; what their rule keeps of them begins anew.
+
+        Args:
+            keys: As of `pull`, each once.
+            rows: Of shape (*keys.shape, columns).
+
+        Raises:
+            Unsupported: Keys that are none or repeat, or rows of another shape.
+        """
+        flat, shape = self._flat(keys)
+        given = torch.as_tensor(rows).detach().to("cpu", torch.float32)
+        order = np.argsort(flat, kind="stable")
+        if given.shape != (*shape, self.columns) or len(np.unique(flat)) != len(flat):
+            raise Unsupported(
+                f"{self.name}.put: {len(flat)} keys, each once, and rows of shape {[*shape, self.columns]}; found "
+                f"{list(given.shape)}"
+            )
+        sorted_rows = given.reshape(-1, self.columns)[torch.from_numpy(order)]
+        tokens = []
+        for part in self._cut(flat[order]):
+            payload = packed(**coded(part.keys, self.rows), rows=sorted_rows[torch.from_numpy(part.at)])
+            tokens.append(self._requests.ask(part.shard, Put(self.name), payload))
+        self._requests.wait(tokens, self._servers)
+
+    @property
+    def _servers(self) -> str:
+        return f"{', '.join(self._requests.shards)} to answer about the table {self.name!r}"
+
     def items(self) -> Iterator[tuple[npt.NDArray[np.int64], torch.Tensor]]:
         """All rows that somebody has updated, as they are when they are read.
 
@@ -208,7 +243,7 @@ class Table:
             start = 0
             while True:
                 token = self._requests.ask(shard, Scan(self.name, start, SCANNED))
-                ((_, arrays),) = self._requests.wait([token], self.name)
+                ((_, arrays),) = self._requests.wait([token], self._servers)
                 keys = arrays["keys"].numpy()
                 if not len(keys):
                     break
@@ -220,7 +255,7 @@ class Table:
         tokens = [
             self._requests.ask(shard, Scan(self.name, 0, 1)) for shard in range(len(self._requests.shards))
         ]
-        return [dict(done.clocks) for done, _ in self._requests.wait(tokens, self.name)]
+        return [dict(done.clocks) for done, _ in self._requests.wait(tokens, self._servers)]
 
     @property
     def sent_bytes(self) -> int:
@@ -236,10 +271,13 @@ class Table:
             else np.asarray(keys.detach().cpu() if isinstance(keys, torch.Tensor) else keys)
         )
         if found.size and (found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= self.rows):
-            raise Unsupported(
-                f"{self.name}: keys are integers from 0 to {self.rows - 1}; some are "
-                f"{found.dtype if found.dtype.kind not in 'iu' else f'{found.min()} to {found.max()}'}"
-            )
+            if found.dtype.kind in "US":
+                told = "texts: give each a number first, such as a hash"
+            elif found.dtype.kind not in "iu":
+                told = f"{found.dtype}"
+            else:
+                told = f"{found.min() if found.min() < 0 else found.max()} among them"
+            raise Unsupported(f"{self.name}: keys are integers from 0 to {self.rows - 1}; found {told}")
         return found.reshape(-1).astype(np.int64), found.shape
 
     def _cut(self, keys: Keys) -> list[_Part]:
@@ -294,11 +332,19 @@ class Table:
             self._settle()
 
     def _settle(self) -> None:
-        self._learn(done for done, _ in self._requests.wait(self._under_way.popleft(), self.name))
+        self._learn(done for done, _ in self._requests.wait(self._under_way.popleft(), self._servers))
 
     def pulled(self, tokens: list[Token], parts: list[_Part], inverse: Any, shape: Any) -> torch.Tensor:
         """The rows that these answers bring."""
-        answers = self._requests.wait(tokens, self.name)
+        bound = self._opened.staleness
+        whom = (
+            self._servers
+            if bound is None
+            else (
+                f"the slowest of its group in the table {self.name!r}, ahead of whom it is {bound} pushes at most"
+            )
+        )
+        answers = self._requests.wait(tokens, whom)
         found = torch.empty(sum(len(part.keys) for part in parts), self.columns)
         for part, (_, arrays) in zip(parts, answers, strict=True):
             own = self._form.unpack(arrays["rows"].reshape(-1), len(part.keys) * self.columns, torch.float32)
@@ -326,6 +372,12 @@ def opened(
         faults.append(f"columns={columns}: from 1 to {MOST_COLUMNS}")
     if staleness is not None and staleness < 0:
         faults.append(f"staleness={staleness}: 0 or more, or None")
+    for registry, spec, given in ((table_rules, rule, ()), (table_inits, init, (0,))):
+        if ":" not in spec:  # one's own may be where the global servers are
+            try:
+                registry.make(spec, *given)
+            except ConfigError as error:
+                faults.append(str(error))
     if faults:
         raise Unsupported(f"run.table({name!r}): {'; '.join(faults)}")
     return Open(name, rows, columns, init, rule, staleness, group)
