@@ -39,7 +39,7 @@ def main() -> None:
     table = run.table(
         "clicks", FEATURES, rule="ftrl alpha=0.2 l1=0.2", staleness=2, values="bf16", filters=["zeros"]
     )
-    for step in range(STEPS):
+    while (step := table.clock) < STEPS:
         keys, clicks = drawn(rng, BATCH)
         weights = table.pull(keys).requires_grad_()
         loss_of(weights, clicks).backward()

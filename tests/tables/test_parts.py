@@ -110,11 +110,11 @@ def test_state_and_back() -> None:
 
 
 def test_nobody_waits_for_whoever_is_out_and_who_comes_back_is_not_behind() -> None:
-    clocks = Clocks(1)
+    clocks = Clocks(1, goes_on=True)
     for worker in ("a", "b", "c"):
         clocks.opened(worker, "serving" if worker == "c" else "", ("a", "b", "c"))
     for clock in range(3):
-        clocks.pushed("a", clock)
+        clocks.reached("a", clock + 1)
     assert clocks.behind("a", 3) == ["b"]
     assert clocks.behind("c", 0) == []
     clocks.changed(("a", "c"))

@@ -236,6 +236,49 @@ def test_uneven_pushes_are_all_applied_by_a_sync() -> None:
     assert list(results.values()) == [[11.0, 22.0, 0.0]] * 2
 
 
+def test_what_waits_for_others_is_applied_when_they_have_left() -> None:
+    def main(run: LiveRun) -> list[float]:
+        serves = run.name == "B/0"
+        table = run.table("t", 10, rule="add", group="serving" if serves else "")
+        for _ in range(0 if serves else 3 + 2 * place_of(run)):
+            table.push([1, 2], [1.0, 2.0])
+        if serves:
+            sleep(run, 5.0)
+            return list(table.pull([1, 2])[:, 0].tolist())
+        return []
+
+    results, _ = train((2, 1), main)
+    assert results["B/0"] == [8.0, 16.0]
+
+
+@pytest.mark.parametrize("at_s", [0.3, 0.355, 0.4])
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_where_the_run_waits_every_push_counts_once_in_all_lives(at_s: float, staleness: int) -> None:
+    """Some have reached one server and not the other."""
+
+    def main(run: LiveRun) -> tuple[list[float], list[int]]:
+        table = run.table("t", 100, 8, rule="add", staleness=staleness)
+        while table.clock < 20:
+            sleep(run, 0.05)
+            table.pull(range(40))
+            table.push(range(40), torch.ones(40, 8))
+        table.sync()
+        found = (
+            table.pull(range(40))[:, 0].tolist(),
+            [count for of in table.pushes() for count in of.values()],
+        )
+        run.close()
+        return found
+
+    how: dict[str, Any] = {"losses": Losses("wait", 60.0), "patience": Patience(0.1, 0.4), "shards": 2}
+    results, _ = train(
+        (2, 1), main, Settings(on_loss="wait"), faults=dies("B/0", at_s=at_s, back_s=1.8), **how
+    )
+    for rows, counts in results.values():
+        assert set(rows) == {60.0}
+        assert set(counts) == {20}
+
+
 def test_beside_a_model_tables_change_nothing_of_it() -> None:
     def main(run: LiveRun, has_table: bool) -> dict[str, torch.Tensor]:
         model, optimizer = begin(run, sgd)
@@ -305,6 +348,9 @@ def test_what_cannot_be_is_told() -> None:
     refused("keys are integers from 0 to 9; found float64", push([1.5], [[1.0, 2.0]]))
     refused("found 10 among them", push([3, 10], torch.ones(2, 2)))
     refused(r"shape \[2\]; expected \[1, 2\]", push([1], [1.0, 2.0]))
+    refused(r"shape \[2, 1\]; expected \[2, 2\]", push([1, 2], torch.ones(2, 1)))
+    refused("has opened it before", lambda run: [run.table("t", 1) for _ in range(2)])
+    refused("not finite any more", lambda run: [run.table("t", 9, rule="add").push([1], [3e38])], RunFailed)
     refused("NaN or Inf in push 0", push([1], [[1.0, float("nan")]]), NotFinite)
     refused("float32, bf16", lambda run: run.table("t", 1, values="int3"))
     refused("no rule|rule of a table", lambda run: run.table("t", 1, rule="nope"), GeomxError)

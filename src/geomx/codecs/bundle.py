@@ -156,6 +156,8 @@ def combined(bundles: Sequence[Bundle], whose: Sequence[str] = ()) -> Bundle:
                 continue
             known, total = found[entry.key]
             if entry.op == known.op == "same":
+                if entry.dtype != "uint8":
+                    raise ProtocolError(f"{_told(entry)}, which says nothing")
                 if not torch.equal(total, array):
                     here, there = _differences(total, array)
                     first_of, second_of = (whose[0], whose[place]) if whose else ("one", "another")
@@ -169,7 +171,10 @@ def combined(bundles: Sequence[Bundle], whose: Sequence[str] = ()) -> Bundle:
             if entry.op not in _REDUCE:
                 continue
             target = total if entry.key in owned else torch.empty_like(total)
-            _REDUCE[entry.op](total, array, out=target)
+            try:
+                _REDUCE[entry.op](total, array, out=target)
+            except (RuntimeError, TypeError) as error:
+                raise ProtocolError(f"{_told(entry)}: {error}") from error
             owned.add(entry.key)
             found[entry.key] = msgspec.structs.replace(known, count=known.count + entry.count), target
         if {entry.name for entry in other.entries if entry.op in _REDUCE} != names:
@@ -213,6 +218,7 @@ def _entries(payload: torch.Tensor) -> tuple[tuple[Entry, ...], int]:
     for entry in entries if fits else ():
         fits = entry.dtype in DTYPES and len(entry.shape) <= MOST_DIMENSIONS and entry.count > 0
         fits = fits and all(0 <= extent <= LARGEST_BYTES for extent in entry.shape)
+        fits = fits and math.prod(extent or 1 for extent in entry.shape) <= LARGEST_BYTES
         if not fits or entry.size_bytes > left:
             fits = False
             break

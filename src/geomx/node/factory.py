@@ -107,7 +107,8 @@ def _shard(topology: Topology, identity: Identity) -> Server:
         clipping = Clipping(send, others, above, server.journal.write)
 
         def tables(asked: Asked) -> TableShard:
-            return TableShard(asked, name, topology.seed, topology.table_classes)
+            goes_on = topology.losses.on_loss == "continue"
+            return TableShard(asked, topology.seed, goes_on, topology.table_classes)
 
         def top(root: Root) -> Top:
             asked = Asked(server, place, topology.limits.stall_s, tables)

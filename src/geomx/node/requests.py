@@ -74,7 +74,7 @@ class Service(Protocol):
     def begins(self, worker: str) -> None:
         """A worker asks for the first time, or was started again: what its former self has asked is nobody's."""
 
-    def changes(self, what: bytes, payload: Any) -> bool:
+    def changes(self, worker: str, what: bytes, payload: Any) -> bool:
         """Whether a request changes something, so that it belongs in the shard's log."""
 
     def asked(self, worker: str, number: int, what: bytes, payload: Any, again: bool, now: float) -> None:
@@ -165,7 +165,7 @@ class Asked:
             self._service.begins(request.worker)
         self._taken[request.worker] = request.incarnation, max(last, request.number)
         again = request.number <= last
-        if not again and self._service.changes(request.what, payload):
+        if not again and self._service.changes(request.worker, request.what, payload):
             self._server.journal.write(request, [] if payload is None else [payload])
         now = self._server.now
         self._service.asked(request.worker, request.number, request.what, payload, again, now)
@@ -188,6 +188,13 @@ class Asked:
         self._taken = dict(served.taken)
         pieces = torch.split(payload, list(served.sizes)) if served.sizes else ()
         self._service.put_back(served.what, [piece.clone() for piece in pieces])
+
+    def held_up(self) -> list[str]:
+        """Who waits here for whom, in words."""
+        return [
+            f"{worker} waits in the table {table!r} for {', '.join(others)}"
+            for table, worker, others, _ in self._service.behind(self._server.now)
+        ]
 
     def _look(self) -> None:
         """Tell who waits for whom, and for long."""

@@ -37,6 +37,9 @@ class Above(Handler, Protocol):
     def others_take_part(self) -> None:
         """Others of those below than before."""
 
+    def held_up(self) -> list[str]:
+        """Who waits here for whom, of those who have asked something."""
+
     @property
     def quiet(self) -> bool:
         """Whether the node could end without taking anything with it that others need."""

@@ -649,7 +649,7 @@ class Server(BaseNode):
         self.attendance.tick()
         waiting = self._turns.tick(self._now, self._gathering.missing, self.whereabouts)
         if self.sink.is_top and not self._ending.is_due:
-            check_stillness(self.still_s(), self.limits.stall_s, waiting)
+            check_stillness(self.still_s(), self.limits.stall_s, [*waiting, *self.sink.above.held_up()])
         self._ending.look()
 
     def slice_of(self, index: int) -> Slice:

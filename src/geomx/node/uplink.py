@@ -335,6 +335,10 @@ class Uplink:
     def others_take_part(self) -> None:
         """Shards hear of it by themselves."""
 
+    def held_up(self) -> list[str]:
+        """The shards know."""
+        return []
+
     def fetch(self, token: int, index: int, of: Of, server: str) -> None:
         parent = self._parent(self.parents[self._shard_of[index]])
         self._node.send(parent, Fetch(token, index, of, server))

@@ -32,7 +32,7 @@ class Waiting(NamedTuple):
         return f"turn {self.turn} (`{self.operation}`) waits for {', '.join(self.whom)}"
 
 
-def check_stillness(still_s: float, stall_s: float, waiting: Sequence[Waiting]) -> None:
+def check_stillness(still_s: float, stall_s: float, waiting: Sequence[object]) -> None:
     """Raise `Stalled` where all below have been still for `stall_s`; twice as long where others may know more of it."""
     patience_s = stall_s if waiting else 2 * stall_s
     if still_s < patience_s:

@@ -12,18 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+FURTHEST = 1 << 20
+
 
 class Clocks:
-    """Those of a table at one shard. `groups`: of each worker that uses it."""
+    """Those of a table at one shard. `groups`: of each worker that uses it. `goes_on`: without those who are lost."""
 
-    def __init__(self, staleness: int | None) -> None:
-        self.staleness = staleness
+    def __init__(self, staleness: int | None, goes_on: bool) -> None:
+        self.staleness, self._goes_on = staleness, goes_on
         self.groups: dict[str, str] = {}
         self._of: dict[str, int] = {}
         self._present: frozenset[str] = frozenset()
 
     def opened(self, worker: str, group: str, present: Iterable[str]) -> int:
-        """A worker uses the table from now on; returns where its clock stands: not behind the others of its group."""
+        """A worker uses the table from now on; returns where its clock stands.
+
+        Where the run has gone on without it, that is not behind the others of its group.
+        """
         self.groups[worker] = group
         self._of.setdefault(worker, 0)
         self.changed(present)
@@ -37,6 +42,8 @@ class Clocks:
             self._catch_up(worker)
 
     def _catch_up(self, worker: str) -> None:
+        if not self._goes_on:
+            return
         others = [self._of[each] for each in self.group_of(worker) if each != worker]
         if others:
             self._of[worker] = max(self._of[worker], min(others))
@@ -57,9 +64,13 @@ class Clocks:
         """Of every worker."""
         return dict(self._of)
 
-    def pushed(self, worker: str, clock: int) -> None:
-        """Its push number `clock`, from 0, has come; one of before the run went on without it counts no more."""
-        self._of[worker] = max(self._of[worker], clock + 1)
+    def reached(self, worker: str, clock: int) -> None:
+        """It has pushed so often; or has heard at another shard that the run has gone on without it so far."""
+        self._of[worker] = max(self._of[worker], clock)
+
+    def can_be(self, worker: str, clock: int) -> bool:
+        """Whether a worker can have come so far: no clock is very far ahead of all others."""
+        return -1 <= clock <= max(self._of.values()) + FURTHEST
 
     def level(self, worker: str) -> None:
         """All of its group have pushed as often as the one that has pushed most."""
@@ -77,8 +88,6 @@ class Clocks:
 
     def behind(self, worker: str, clock: int) -> list[str]:
         """For whom a pull of a worker with that clock has to wait."""
-        if self._of[worker] < clock:
-            return [worker]
         if self.staleness is None:
             return []
         return [each for each in self.group_of(worker) if self._of[each] < clock - self.staleness]

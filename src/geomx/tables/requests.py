@@ -12,6 +12,7 @@ from geomx.errors import ProtocolError
 from geomx.layout import Slice
 
 MOST_ROWS, MOST_COLUMNS = 1 << 62, 1 << 20
+OF_NO_CLOCK = -1  # of a push that is applied as it comes, and counts in no clock
 NO_SLICE = Slice(0, "uint8", 0, "call", 0, ())  # bundles know nothing of one
 _BUNDLES = Bundles()
 
@@ -34,7 +35,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Update rows. `clock`: how often the worker has pushed before; `digest`: of the keys, see `keys.py`.
+    """Update rows. `clock`: how often the worker has pushed before, or `OF_NO_CLOCK`; `digest`: of the keys.
 
     Beside it: `keys`, unless they are known, and `rows`, in the number form `form`. Answered by `Done`.
     """

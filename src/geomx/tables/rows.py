@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from geomx.errors import NotFinite
 from geomx.tables.hashing import Keys, hashed
 from geomx.tables.inits import Init
 from geomx.tables.rules import Rule
@@ -90,8 +91,8 @@ class KeyPlaces:
 class Rows:
     """`columns`: of each row, float32. `init`: what a row begins with; `rule`: what an update does to it."""
 
-    def __init__(self, columns: int, init: Init, rule: Rule) -> None:
-        self._columns, self._init, self._rule = columns, init, rule
+    def __init__(self, columns: int, init: Init, rule: Rule, name: str = "") -> None:
+        self._columns, self._init, self._rule, self._name = columns, init, rule, name
         self._places = KeyPlaces()
         self._values = torch.empty(FIRST_ROWS, columns)
         self._state = {name: torch.empty(FIRST_ROWS, columns) for name in rule.state}
@@ -112,7 +113,7 @@ class Rows:
         return found
 
     def update(self, keys: Keys, gradients: torch.Tensor) -> None:
-        """Have the rule update the rows of these keys, all different, by [keys, columns]."""
+        """Have the rule update the rows of these keys, all different, by [keys, columns]. Raises NotFinite."""
         before = self.count
         places = torch.from_numpy(self._places.touch(keys))
         if self.count > before:
@@ -124,6 +125,12 @@ class Rows:
         values = self._values.index_select(0, places)
         state = {name: plane.index_select(0, places) for name, plane in self._state.items()}
         self._rule.step(values, state, gradients)
+        if not bool(values.isfinite().all()):
+            key = keys[int((~values.isfinite().all(1)).nonzero()[0])]
+            raise NotFinite(
+                f"row {key} of the table {self._name!r} is not finite any more: its numbers have grown too large for "
+                "float32. Lower the learning rate"
+            )
         self._values.index_copy_(0, places, values)
         for name, plane in self._state.items():
             plane.index_copy_(0, places, state[name])

@@ -20,7 +20,7 @@ import torch
 
 from geomx.codecs.pack.noise import key_of
 from geomx.codecs.pack.values import FORMS
-from geomx.errors import ConfigError, Disagreement, NotFinite, ProtocolError, Unsupported
+from geomx.errors import ConfigError, Disagreement, ProtocolError, Unsupported
 from geomx.tables import table_inits, table_rules
 from geomx.tables.clocks import Clocks
 from geomx.tables.hashing import Keys
@@ -28,6 +28,7 @@ from geomx.tables.keys import CameLists, decoded
 from geomx.tables.requests import (
     MOST_COLUMNS,
     MOST_ROWS,
+    OF_NO_CLOCK,
     Asked,
     Done,
     Open,
@@ -44,6 +45,7 @@ from geomx.tables.requests import (
 from geomx.tables.rows import Rows
 
 MOST_TABLES, MOST_NAME, MOST_SCANNED = 256, 256, 1 << 20
+MOST_AHEAD = 64  # pushes that one may be ahead of the bound without waiting
 
 
 class Host(Protocol):
@@ -78,14 +80,15 @@ class _Given(NamedTuple):
     rows: torch.Tensor | None
 
     def read(self, columns: int) -> torch.Tensor:
-        """[keys, columns]. Raises `ProtocolError` and `NotFinite`."""
+        """[keys, columns]. Raises `ProtocolError`."""
         if self.rows is None:
             return torch.empty(0, columns)
         count = len(self.keys) * columns
-        found = FORMS[self.form]().unpack(self.rows.reshape(-1), count, torch.float32).view(-1, columns)
-        if not bool(found.isfinite().all()):
-            raise NotFinite(f"what {self.worker} has pushed to a table is not finite")
-        return found
+        try:
+            found = FORMS[self.form]().unpack(self.rows.reshape(-1), count, torch.float32)
+        except ProtocolError as error:
+            raise ProtocolError(f"what {self.worker} has pushed to a table: {error}") from error
+        return found.view(-1, columns)
 
 
 class _Waiting(NamedTuple):
@@ -101,9 +104,13 @@ class _Waiting(NamedTuple):
 class Table:
     """One table at one shard."""
 
-    def __init__(self, index: int, opened: Open, rows: Rows) -> None:
+    def __init__(self, index: int, opened: Open, rows: Rows, goes_on: bool) -> None:
         self.index, self.opened, self.rows = index, opened, rows
-        self.clocks = Clocks(opened.staleness)
+        self.clocks = Clocks(opened.staleness, goes_on)
+        self.lists: dict[str, CameLists] = {}  # by worker
+        self.ahead: list[
+            tuple[_Request, int]
+        ] = []  # pushes of those who are far ahead, which are not answered yet
         self.is_open = False
         self.opening: list[_Request] = []
         self.syncing: dict[str, _Request] = {}  # by worker: its `Sync` that waits for others
@@ -127,25 +134,29 @@ class _TableState(msgspec.Struct, frozen=True, array_like=True):
     planes: tuple[int, ...]
     syncing: dict[str, int]
     synced: dict[str, int]
+    lists: dict[str, list[tuple[bytes, int]]]
 
 
 class TableShard:
-    """See the module's text. `trusted`: rules and inits beside the built-in ones that the description names."""
+    """See the module's text. `goes_on`: the run does, without those who are lost.
 
-    def __init__(self, host: Host, name: str, seed: int, trusted: Iterable[str] = ()) -> None:
-        self._host, self._name, self._seed = host, name, seed
+    `trusted`: rules and inits beside the built-in ones that the description names.
+    """
+
+    def __init__(self, host: Host, seed: int, goes_on: bool, trusted: Iterable[str] = ()) -> None:
+        self._host, self._seed, self._goes_on = host, seed, goes_on
         self._trusted = frozenset(trusted)
         self._tables: dict[str, Table] = {}
-        self._lists: dict[str, CameLists] = {}  # by worker
 
     def begins(self, worker: str) -> None:
         """A worker's script has been started, maybe once more: what its former self had asked is nobody's."""
-        self._lists[worker] = CameLists()
         for table in self._tables.values():
+            table.lists[worker] = CameLists()
             table.opening = [each for each in table.opening if each.worker != worker]
             table.syncing.pop(worker, None)
             table.synced.pop(worker, None)
             table.waiting = [each for each in table.waiting if each.request.worker != worker]
+            table.ahead = [each for each in table.ahead if each[0].worker != worker]
 
     def asked(self, worker: str, number: int, what: bytes, payload: Any, again: bool, now: float) -> None:
         """A request. `again`: it came before, and its answer was lost, or is to come. Raises GeomxError."""
@@ -173,35 +184,24 @@ class TableShard:
                 self._put(table, decoded(arrays, table.opened.rows), arrays.get("rows"))
             self._done(table, request)
             return
-        keys = self._lists[worker].named(asked.digest, decoded(arrays, table.opened.rows))
-        if asked.form not in FORMS:
-            raise ProtocolError(f"rows in a form {asked.form!r}")
-        if isinstance(asked, Pull):
-            table.waiting = [
-                each
-                for each in table.waiting
-                if (each.request.worker, each.request.number) != (worker, number)
-            ]
-            table.waiting.append(_Waiting(request, asked.clock, keys, asked.form, now))
-            self._look(table)
-        elif again:
-            self._done(table, request)
-        else:
-            self._push(table, request, asked, keys, arrays.get("rows"))
+        self._keyed(table, request, asked, arrays, again, now)
 
-    def changes(self, what: bytes, payload: Any) -> bool:
-        """Whether a request belongs in the shard's log. Of a pull, keys that others will name by their digest."""
+    def changes(self, worker: str, what: bytes, payload: Any) -> bool:
+        """Whether a request belongs in the shard's log. Of a pull, keys that others will name, or a new clock."""
         asked = read_request(what)
-        return isinstance(asked, Open | Push | Put | Sync) or (
-            isinstance(asked, Pull) and payload is not None
-        )
+        if isinstance(asked, Pull):
+            table = self._tables.get(asked.table)
+            is_known = table is not None and worker in table.clocks.groups
+            return payload is not None or (is_known and asked.clock > table.clocks.of(worker))  # type: ignore[union-attr]
+        return isinstance(asked, Open | Push | Put | Sync)
 
     def state(self) -> tuple[bytes, list[torch.Tensor]]:
         """See `geomx.node.requests.Service`."""
         pieces: list[torch.Tensor] = []
 
         def put(array: torch.Tensor) -> int:
-            pieces.append(array.reshape(-1).contiguous().view(torch.uint8))
+            flat = array.reshape(-1).clone() if array.numel() else torch.empty(0, dtype=array.dtype)
+            pieces.append(flat.view(torch.uint8))
             return len(pieces) - 1
 
         def kept(given: _Given) -> tuple[str, int, str, int]:
@@ -221,20 +221,18 @@ class TableShard:
                 tuple(put(plane) for plane in table.rows.state()),
                 {worker: request.number for worker, request in table.syncing.items()},
                 table.synced,
+                {
+                    worker: [(digest, put(torch.from_numpy(keys))) for digest, keys in came.lists.items()]
+                    for worker, came in table.lists.items()
+                },
             )
             for table in self._tables.values()
         )
-        lists = {
-            worker: [(digest, put(torch.from_numpy(keys))) for digest, keys in came.lists.items()]
-            for worker, came in self._lists.items()
-        }
-        return msgspec.msgpack.encode((tables, lists)), pieces
+        return msgspec.msgpack.encode(tables), pieces
 
     def put_back(self, what: bytes, pieces: Sequence[torch.Tensor]) -> None:
         """The inverse, where no table was opened."""
-        tables, lists = msgspec.msgpack.decode(
-            what, type=tuple[tuple[_TableState, ...], dict[str, list[tuple[bytes, int]]]]
-        )
+        tables = msgspec.msgpack.decode(what, type=tuple[_TableState, ...])
 
         def keys_at(place: int) -> Keys:
             found: Keys = pieces[place].view(torch.int64).numpy()
@@ -261,9 +259,9 @@ class TableShard:
             keys, *planes = (pieces[place] for place in state.planes)
             values, *kept = (plane.view(torch.float32).view(-1, state.opened.columns) for plane in planes)
             table.rows.put_back(keys.view(torch.int64), values, kept)
-        for worker, each in lists.items():
-            self._lists[worker] = CameLists()
-            self._lists[worker].lists.update((digest, keys_at(place)) for digest, place in each)
+            for worker, each in state.lists.items():
+                came = table.lists[worker] = CameLists()
+                came.lists.update((digest, keys_at(place)) for digest, place in each)
 
     def changed(self) -> None:
         """Others take part than before."""
@@ -282,6 +280,38 @@ class TableShard:
                 worker = each.request.worker
                 yield table.opened.table, worker, table.clocks.behind(worker, each.clock), now - each.since
 
+    def _keyed(
+        self,
+        table: Table,
+        request: _Request,
+        asked: Push | Pull,
+        arrays: dict[str, torch.Tensor],
+        again: bool,
+        now: float,
+    ) -> None:
+        worker, number = request.worker, request.number
+        keys = table.lists[worker].named(asked.digest, decoded(arrays, table.opened.rows))
+        if asked.form not in FORMS:
+            raise ProtocolError(f"rows in a form {asked.form!r}")
+        if not table.clocks.can_be(worker, asked.clock):
+            raise ProtocolError(
+                f"{worker} has a clock of {asked.clock}, where others have {table.clocks.all()}"
+            )
+        if isinstance(asked, Pull):
+            table.clocks.reached(worker, asked.clock)
+            table.waiting = [
+                each
+                for each in table.waiting
+                if (each.request.worker, each.request.number) != (worker, number)
+            ]
+            table.waiting.append(_Waiting(request, asked.clock, keys, asked.form, now))
+            self._look(table)
+        elif again:
+            if all(each.number != number or each.worker != worker for each, _ in table.ahead):
+                self._done(table, request)
+        else:
+            self._push(table, request, asked, keys, arrays.get("rows"))
+
     # -- opening --------------------------------------------------------------------------------------------------
 
     def _open(self, request: _Request, opened: Open) -> None:
@@ -293,6 +323,7 @@ class TableShard:
                 f"{request.worker} opens the table {opened.table!r} with {_told(opened)}, others with "
                 f"{_told(table.opened)}; every worker must open it alike"
             )
+        table.lists.setdefault(request.worker, CameLists())
         table.clocks.opened(request.worker, opened.group, self._host.present())
         table.opening = [each for each in table.opening if each.worker != request.worker] + [request]
         self._look_whether_open(table)
@@ -314,7 +345,7 @@ class TableShard:
             rule = table_rules.make(opened.rule)
         except ConfigError as error:
             raise Unsupported(f"the table {opened.table!r}: {error}") from error
-        return Table(len(self._tables), opened, Rows(opened.columns, init, rule))
+        return Table(len(self._tables), opened, Rows(opened.columns, init, rule, opened.table), self._goes_on)
 
     def _look_whether_open(self, table: Table) -> None:
         """Nobody begins before everybody has opened: else the clocks of some would be unknown."""
@@ -329,33 +360,39 @@ class TableShard:
     def _push(
         self, table: Table, request: _Request, push: Push, keys: Keys, rows: torch.Tensor | None
     ) -> None:
-        worker, columns = request.worker, table.opened.columns
-        if not 0 <= push.clock < MOST_ROWS:
-            raise ProtocolError(f"push {push.clock} of {worker}")
+        worker, columns, clocks = request.worker, table.opened.columns, table.clocks
         size = FORMS[push.form]().size_bytes(len(keys) * columns)
-        if len(keys) and (rows is None or rows.dtype != torch.uint8 or rows.numel() != size):
+        if (rows is None) != (not len(keys)) or (
+            rows is not None and (rows.dtype != torch.uint8 or rows.numel() != size)
+        ):
             raise ProtocolError(f"rows that do not fit {len(keys)} keys in {push.form}")
-        table.clocks.pushed(worker, push.clock)
-        given, group = _Given(worker, keys, push.form, rows), table.clocks.groups[worker]
-        if table.opened.staleness == 0 and push.clock >= table.applied.get(group, 0):
+        given, group = _Given(worker, keys, push.form, rows), clocks.groups[worker]
+        is_late = push.clock < clocks.of(worker)
+        clocks.reached(worker, push.clock + 1)
+        if is_late and push.clock != OF_NO_CLOCK and not self._goes_on:
+            pass  # the script that was started again has made it before
+        elif table.opened.staleness == 0 and push.clock >= table.applied.get(group, 0):
             table.held.setdefault((group, push.clock), {}).setdefault(worker, []).append(given)
             self._apply(table, group)
         else:
             self._update(table, [given])
-        self._done(table, request)
+        if push.clock - clocks.slowest(worker) > MOST_AHEAD + (table.opened.staleness or 0):
+            table.ahead.append((request, push.clock))
+        else:
+            self._done(table, request, behind_jobs=table.opened.staleness != 0)
         self._look(table)
 
     def _apply(self, table: Table, group: str) -> None:
-        """Where pushes of one number are applied together: those of which all have come."""
+        """Where pushes of one number are applied together: those of which all have come. All, of a group that left."""
         if table.opened.staleness != 0:
             return
         members = [each for each in self._host.present() if table.clocks.groups.get(each) == group]
-        slowest = min((table.clocks.of(each) for each in members), default=0)
-        for clock in range(table.applied.get(group, 0), slowest):
-            held = table.held.pop((group, clock), {})
-            table.applied[group] = clock + 1
-            if held:
-                self._update(table, [given for each in sorted(held) for given in held[each]])
+        slowest = min((table.clocks.of(each) for each in members), default=MOST_ROWS)
+        for clock in sorted(clock for of, clock in table.held if of == group and clock < slowest):
+            held = table.held.pop((group, clock))
+            self._update(table, [given for each in sorted(held) for given in held[each]])
+        if members:
+            table.applied[group] = max(slowest, table.applied.get(group, 0))
 
     def _update(self, table: Table, given: list[_Given]) -> None:
         columns = table.opened.columns
@@ -387,6 +424,12 @@ class TableShard:
 
     def _look(self, table: Table) -> None:
         """Answer the pulls that wait for nobody any more."""
+        ahead, table.ahead = table.ahead, []
+        for request, clock in ahead:
+            if clock - table.clocks.slowest(request.worker) > MOST_AHEAD + (table.opened.staleness or 0):
+                table.ahead.append((request, clock))
+            else:
+                self._done(table, request)
         waiting, table.waiting = table.waiting, []
         for each in waiting:
             if table.clocks.behind(each.request.worker, each.clock):

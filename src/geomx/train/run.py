@@ -393,8 +393,11 @@ class LiveRun(RunCalls):
     def _requests(self) -> Requests:
         self._without_model()
         if self._asked is None:
-            self._asked = Requests(self._client, self._tree.shards)
+            self._asked = Requests(self._client, self._tree.shards, self._settings.on_loss == "continue")
         return self._asked
+
+    def _has_table(self, name: str) -> bool:
+        return any(table.name == name for table in self._tables)
 
     def _opened(self, table: Table) -> Table:
         self._tables.append(table)

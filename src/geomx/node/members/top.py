@@ -85,7 +85,8 @@ class Top:
         others = () if lead else shards[1:]
         self._server, self.hyper, self._clipping = server, hyper, clipping
         self._send, self._others, self._lead = send, others, lead
-        self.asked, self.ask, self.others_take_part = asked, asked.on_request, asked.changed
+        self.asked, self.ask = asked, asked.on_request
+        self.others_take_part, self.held_up = asked.changed, asked.held_up
         self._decided: dict[int, Roster] = {}  # the newest
         self.whole = WholeTurns(
             server.name, shards, self._promise, self._tell_behind, server.attendance.named, server.may_close

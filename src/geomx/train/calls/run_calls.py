@@ -139,12 +139,18 @@ class RunCalls(ABC):
         """
         if values not in FORMS:
             raise Unsupported(f"run.table(values={values!r}): {', '.join(FORMS)}")
+        if self._has_table(name):
+            raise Unsupported(f"run.table({name!r}): this script has opened it before")
         terms = opened(name, rows, columns, init, rule, staleness, group)
         return self._opened(Table(self._requests(), terms, values, filters))
 
     @abstractmethod
     def _requests(self) -> Requests:
         """What this worker asks the shards by, once it has joined."""
+
+    @abstractmethod
+    def _has_table(self, name: str) -> bool:
+        """Whether this script has opened a table of that name."""
 
     @abstractmethod
     def _opened(self, table: Table) -> Table:

@@ -12,14 +12,15 @@ import torch
 
 from geomx.codecs.pack.values import FORMS
 from geomx.errors import ConfigError, NotFinite, Unsupported
-from geomx.node.requests import Responded
+from geomx.node.requests import LARGEST_BYTES, Responded
 from geomx.tables import table_filters, table_inits, table_rules
 from geomx.tables.filters.contract import Filter, HeldBack
 from geomx.tables.hashing import Keys
-from geomx.tables.keys import SentLists, coded, digest_of
+from geomx.tables.keys import MOST_LISTS, SentLists, coded, digest_of
 from geomx.tables.requests import (
     MOST_COLUMNS,
     MOST_ROWS,
+    OF_NO_CLOCK,
     Asked,
     Done,
     Open,
@@ -37,6 +38,8 @@ from geomx.tables.ring import Ring
 from geomx.train.calls.collective_client import CollectiveClient
 
 MOST_PUSHES, MOST_CUTS, SCANNED = 8, 16, 1 << 18  # under way at once; remembered; rows at a time
+MOST_OPEN = MOST_LISTS // 2  # requests to one shard: what is asked again names lists that it still has
+MOST_BYTES = LARGEST_BYTES // 2  # of rows, to or from one shard at once
 Token = tuple[int, int]  # shard, number
 NO_KEYS = np.empty(0, np.int64)
 
@@ -53,16 +56,22 @@ class _Part(NamedTuple):
 class Requests:
     """A worker's requests to the shards, and what they have answered."""
 
-    def __init__(self, client: CollectiveClient, shards: Sequence[str]) -> None:
-        self._client, self.shards = client, tuple(shards)
+    def __init__(self, client: CollectiveClient, shards: Sequence[str], goes_on: bool) -> None:
+        """`goes_on`: the run does, without those who are lost."""
+        self._client, self.shards, self.goes_on = client, tuple(shards), goes_on
         self._numbers = [0] * len(self.shards)
+        self._open = [0] * len(self.shards)  # requests that are not answered
         self._answers: dict[Token, tuple[Done, dict[str, torch.Tensor]]] = {}
-        self.lists = [SentLists() for _ in self.shards]
         self.sent_bytes = self.made = 0
         client.responded = self._responded
 
     def ask(self, shard: int, asked: Asked, payload: torch.Tensor | None = None) -> Token:
         """Ask a shard; returns what to wait for."""
+        if self._open[shard] >= MOST_OPEN:
+            self._client.port.wait(
+                lambda: self._open[shard] < MOST_OPEN, lambda: f"{self.shards[shard]} to answer about tables"
+            )
+        self._open[shard] += 1
         self._numbers[shard] += 1
         self.made += 1
         what = written(asked)
@@ -77,6 +86,7 @@ class Requests:
         return [self._answers.pop(token) for token in wanted]
 
     def _responded(self, item: Responded) -> None:
+        self._open[item.shard] -= 1
         self._answers[item.shard, item.number] = read_answer(item.what), unpacked(item.payload)
 
 
@@ -118,11 +128,13 @@ class Table:
         ]
         self._ring = Ring(requests.shards)
         self._cuts: OrderedDict[bytes, list[_Part]] = OrderedDict()
+        self._lists = [SentLists() for _ in requests.shards]
         self._under_way: deque[list[Token]] = deque()
         tokens = [requests.ask(shard, opened) for shard in range(len(requests.shards))]
-        self.clock, self.behind = 0, 0
         whom = f"every worker to open the table {self.name!r}"
-        self._learn(done for done, _ in requests.wait(tokens, whom))
+        clocks = [done.clock for done, _ in requests.wait(tokens, whom)]
+        # A script that is started again makes the pushes that some shard lacks; those that have one leave it out.
+        self.clock, self.behind = max(clocks) if requests.goes_on else min(clocks), 0
 
     def pull(self, keys: Any, *, wait: bool = True) -> Any:
         """Read rows.
@@ -142,6 +154,12 @@ class Table:
         flat, shape = self._flat(keys)
         unique, inverse = _unique(flat)
         parts = self._cut(unique)
+        largest = max((self._form.size_bytes(len(part.keys) * self.columns) for part in parts), default=0)
+        if largest > MOST_BYTES:
+            raise Unsupported(
+                f"{self.name}.pull: {largest} bytes from one global server; at most {MOST_BYTES}: pull fewer rows at "
+                "once"
+            )
         tokens = []
         for part in parts:
             payload = self._keys_of(part)
@@ -165,7 +183,8 @@ class Table:
         """
         flat, shape = self._flat(keys)
         given = torch.as_tensor(gradients).detach().to("cpu", torch.float32)
-        if given.shape not in ((*shape, self.columns), (*shape, 1)[: len(shape) + (self.columns > 1)]):
+        is_flat = self.columns == 1 and given.shape == shape
+        if not is_flat and given.shape != (*shape, self.columns):
             raise Unsupported(
                 f"{self.name}.push: gradients of shape {list(given.shape)}; expected {[*shape, self.columns]}"
             )
@@ -190,7 +209,8 @@ class Table:
             unique, inverse = _unique(keys)
             if inverse is not None:
                 rows = torch.zeros(len(unique), self.columns).index_add_(0, torch.from_numpy(inverse), rows)
-            self._send(unique, rows)
+            if len(unique):
+                self._send(unique, rows, counts=False)
         while self._under_way:
             self._settle()
 
@@ -202,7 +222,7 @@ class Table:
         self.flush()
         tokens = [self._requests.ask(shard, Sync(self.name)) for shard in range(len(self._requests.shards))]
         whom = f"the others of its group to call sync() of the table {self.name!r}"
-        self._learn(done for done, _ in self._requests.wait(tokens, whom))
+        self.clock = max(done.clock for done, _ in self._requests.wait(tokens, whom))
 
     def put(self, keys: Any, rows: Any) -> None:
         """Give rows these values, as out of a file; what their rule keeps of them begins anew.
@@ -242,7 +262,8 @@ class Table:
         for shard in range(len(self._requests.shards)):
             start = 0
             while True:
-                token = self._requests.ask(shard, Scan(self.name, start, SCANNED))
+                count = max(1, min(SCANNED, MOST_BYTES // (8 + 4 * self.columns)))
+                token = self._requests.ask(shard, Scan(self.name, start, count))
                 ((_, arrays),) = self._requests.wait([token], self._servers)
                 keys = arrays["keys"].numpy()
                 if not len(keys):
@@ -299,7 +320,7 @@ class Table:
 
     def _keys_of(self, part: _Part) -> dict[str, torch.Tensor]:
         """What goes with a request that names these keys."""
-        is_new = self._requests.lists[part.shard].name(part.digest)
+        is_new = self._lists[part.shard].name(part.digest)
         return coded(part.keys, self.rows) if is_new else {}
 
     # -- what goes, and what comes --------------------------------------------------------------------------------
@@ -314,19 +335,25 @@ class Table:
             held.hold(keys[~sends], rows[torch.from_numpy(~sends)])
         return keys[sends], rows[torch.from_numpy(sends)]
 
-    def _send(self, keys: Keys, rows: torch.Tensor) -> None:
-        """Every shard hears of every push, since its clocks go by them."""
-        parts = {part.shard: part for part in self._cut(keys)}
+    def _send(self, keys: Keys, rows: torch.Tensor, counts: bool = True) -> None:
+        """Every shard hears of every push, since its clocks go by them. `counts`: it is one of this worker's steps."""
+        parts, packs = {part.shard: part for part in self._cut(keys)}, dict[int, torch.Tensor]()
+        for shard, part in parts.items():
+            own = rows if len(part.keys) == len(keys) else rows[torch.from_numpy(part.at)]
+            packs[shard] = self._form.pack(own.reshape(-1))
+            if packs[shard].nbytes > MOST_BYTES:
+                raise Unsupported(
+                    f"{self.name}.push: {packs[shard].nbytes} bytes for {self._requests.shards[shard]}; at most "
+                    f"{MOST_BYTES}: push fewer rows at once"
+                )
         tokens = []
         for shard in range(len(self._requests.shards)):
             part = parts.get(shard) or _Part(shard, NO_KEYS, NO_KEYS, digest_of(NO_KEYS))
-            arrays = self._keys_of(part)
-            if len(part.keys):
-                own = rows if len(part.keys) == len(keys) else rows[torch.from_numpy(part.at)]
-                arrays["rows"] = self._form.pack(own.reshape(-1))
-            asked = Push(self.name, self.clock, part.digest, self._form_name)
+            arrays = self._keys_of(part) | ({"rows": packs[shard]} if shard in packs else {})
+            clock = self.clock if counts else OF_NO_CLOCK
+            asked = Push(self.name, clock, part.digest, self._form_name)
             tokens.append(self._requests.ask(shard, asked, packed(**arrays)))
-        self.clock += 1
+        self.clock += counts
         self._under_way.append(tokens)
         if len(self._under_way) > MOST_PUSHES:
             self._settle()
@@ -358,7 +385,8 @@ class Table:
 
     def _learn(self, answers: Iterable[Done]) -> None:
         """Where the run has gone on without this worker, so does its clock."""
-        self.clock = max([self.clock, *(done.clock for done in answers)])
+        if self._requests.goes_on:
+            self.clock = max([self.clock, *(done.clock for done in answers)])
 
 
 def opened(
