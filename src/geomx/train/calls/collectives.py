@@ -10,6 +10,7 @@ the same bits on every worker, in whatever order contributions came.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Literal, TypeVar
@@ -212,12 +213,10 @@ class Collectives:
                 "scripts have ended; every worker must make the same calls"
             )
 
-    def keep(self, pending: Pending[Any]) -> None:
-        """The arrays of this call may change before it leaves."""
-        for pieces, each in self._waiting:
-            if each is pending:
-                for piece in pieces:
-                    piece.array = piece.array.clone()
+    def keep(self) -> None:
+        """The arrays of the last call may change before it leaves."""
+        for piece in self._waiting[-1][0]:
+            piece.array = piece.array.clone()
 
     def _exchange(self, waiting: list[tuple[list[_Piece], Pending[Any]]], said: list[str]) -> None:
         """Have all arrays of these calls come. Turns differ in who has given where somebody is lost between them.
@@ -271,7 +270,7 @@ class Collectives:
 
     def _piece(self, op: Op, array: torch.Tensor, gives: bool = True) -> _Piece:
         name, self._number = str(self._number), self._number + 1
-        dtype = str(array.dtype).removeprefix("torch.")
+        dtype = _name(array.dtype)
         origin = self._client.name if op == "gather" else ""
         entry = Entry(name, op, dtype, tuple(array.shape), origin)
         return _Piece(entry, array.cpu().contiguous().reshape(-1), gives)
@@ -372,8 +371,13 @@ def _turns(pieces: Sequence[_Piece], lanes: int) -> list[dict[int, list[_Piece]]
     return [dict(enumerate(bundles[start : start + lanes])) for start in range(0, len(bundles), lanes)]
 
 
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _told(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return f"{_name(tensor.dtype)} {list(tensor.shape)}"
 
 
 def _widened(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
@@ -384,7 +388,7 @@ def _widened(tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
 
 
 def _checked(tensor: torch.Tensor) -> torch.Tensor:
-    if str(tensor.dtype).removeprefix("torch.") not in DTYPES or tensor.layout is not torch.strided:
+    if _name(tensor.dtype) not in DTYPES or tensor.layout is not torch.strided:
         raise Unsupported(
             f"a collective call of {tensor.dtype} ({tensor.layout}); allowed: {', '.join(sorted(DTYPES))}"
         )

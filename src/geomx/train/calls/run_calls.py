@@ -164,5 +164,5 @@ class RunCalls(ABC):
 def _given(calls: Collectives, pending: Pending[Any], wait: bool) -> Any:
     if wait:
         return pending.result()
-    calls.keep(pending)
+    calls.keep()
     return pending
