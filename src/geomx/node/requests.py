@@ -141,6 +141,10 @@ class Asked:
         response = Response(worker, number, self._place, what, size)
         self._server.journal.behind(lambda: self._server.tell(response, payload))
 
+    def keeps_log(self) -> bool:
+        """Whether this shard does."""
+        return self._server.journal.is_kept
+
     def present(self) -> list[str]:
         """The workers that take part, in the order of the run."""
         members = self._server.members

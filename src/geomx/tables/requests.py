@@ -10,6 +10,7 @@ import torch
 from geomx.codecs.bundle import Bundle, Bundles, Entry
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
+from geomx.tables.vectors import Answer, VectorAsked
 
 MOST_ROWS, MOST_COLUMNS = 1 << 62, 1 << 20
 OF_NO_CLOCK = -1  # of a push that is applied as it comes, and counts in no clock
@@ -89,9 +90,9 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
     clocks: dict[str, int] = {}
 
 
-Asked = Open | Push | Pull | Scan | Put | Sync
+Asked = Open | Push | Pull | Scan | Put | Sync | VectorAsked
 _asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
-_done = msgspec.msgpack.Decoder(Done)
+_answered: msgspec.msgpack.Decoder[Done | Answer] = msgspec.msgpack.Decoder(Done | Answer)
 
 
 def read_request(what: bytes) -> Asked:
@@ -102,15 +103,15 @@ def read_request(what: bytes) -> Asked:
         raise ProtocolError(f"no request about a table: {error}") from error
 
 
-def read_answer(what: bytes) -> Done:
+def read_answer(what: bytes) -> Done | Answer:
     """Raises `ProtocolError` for what is none."""
     try:
-        return _done.decode(what)
+        return _answered.decode(what)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ProtocolError(f"no answer about a table: {error}") from error
 
 
-def written(message: Asked | Done) -> bytes:
+def written(message: Asked | Done | Answer) -> bytes:
     """As it travels."""
     return msgspec.msgpack.encode(message)
 

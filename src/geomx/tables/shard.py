@@ -43,8 +43,10 @@ from geomx.tables.requests import (
     written,
 )
 from geomx.tables.rows import Rows
+from geomx.tables.vectors import Answer, VectorAsked, VectorShard
 
 MOST_TABLES, MOST_NAME, MOST_SCANNED = 256, 256, 1 << 20
+VECTORS = -1  # in the place of a table's number: their jobs follow each other, too
 MOST_AHEAD = 64  # pushes that one may be ahead of the bound without waiting
 
 
@@ -61,6 +63,9 @@ class Host(Protocol):
 
     def present(self) -> Iterable[str]:
         """The workers that take part, in the order of the run."""
+
+    def keeps_log(self) -> bool:
+        """Whether the shard keeps one."""
 
 
 class _Request(NamedTuple):
@@ -147,9 +152,11 @@ class TableShard:
         self._host, self._seed, self._goes_on = host, seed, goes_on
         self._trusted = frozenset(trusted)
         self._tables: dict[str, Table] = {}
+        self._vectors = VectorShard(self)
 
     def begins(self, worker: str) -> None:
         """A worker's script has been started, maybe once more: what its former self had asked is nobody's."""
+        self._vectors.begins(worker)
         for table in self._tables.values():
             table.lists[worker] = CameLists()
             table.opening = [each for each in table.opening if each.worker != worker]
@@ -161,6 +168,9 @@ class TableShard:
     def asked(self, worker: str, number: int, what: bytes, payload: Any, again: bool, now: float) -> None:
         """A request. `again`: it came before, and its answer was lost, or is to come. Raises GeomxError."""
         asked = read_request(what)
+        if isinstance(asked, VectorAsked):
+            self._vectors_asked(worker, number, asked, payload, again)
+            return
         request = _Request(worker, number, asked)
         if isinstance(asked, Open):
             self._open(request, asked)
@@ -185,6 +195,25 @@ class TableShard:
             self._done(table, request)
             return
         self._keyed(table, request, asked, arrays, again, now)
+
+    def _vectors_asked(self, worker: str, number: int, asked: VectorAsked, payload: Any, again: bool) -> None:
+        if self._host.keeps_log():
+            raise Unsupported(
+                "run.minimize() with a store or run.replicas: its vectors are in no log yet; leave these out"
+            )
+        take = self._vectors.asked_again if again else self._vectors.asked
+        take(worker, number, asked, unpacked(payload).get("values"))
+
+    def run(self, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int) -> None:
+        """See `VectorHost`."""
+        self._host.run(VECTORS, function, then, cost_bytes)
+
+    def answer(
+        self, worker: str, number: int, numbers: tuple[float, ...], values: torch.Tensor | None = None
+    ) -> None:
+        """See `VectorHost`."""
+        payload = None if values is None else packed(values=values)
+        self._host.respond(worker, number, written(Answer(numbers)), payload)
 
     def changes(self, worker: str, what: bytes, payload: Any) -> bool:
         """Whether a request belongs in the shard's log. Of a pull, keys that others will name, or a new clock."""

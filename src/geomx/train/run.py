@@ -396,6 +396,15 @@ class LiveRun(RunCalls):
             self._asked = Requests(self._client, self._tree.shards, self._settings.on_loss == "continue")
         return self._asked
 
+    def _parties(self) -> Sequence[str]:
+        return self.parties
+
+    def _party(self) -> str:
+        return self.party
+
+    def _is_first(self) -> bool:
+        return self.is_first
+
     def _has_table(self, name: str) -> bool:
         return any(table.name == name for table in self._tables)
 

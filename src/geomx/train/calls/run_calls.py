@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
 
 from geomx.codecs.pack.values import FORMS
 from geomx.errors import Unsupported
+from geomx.tables.lbfgs import minimize
 from geomx.train.calls.collectives import Collectives, Pending, ReduceOp
+from geomx.train.calls.minimizing import Minimizing, portions_of
 from geomx.train.calls.tables import Requests, Table, opened
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """What `RunCalls.minimize` has found.
+
+    Attributes:
+        point: float64, of shape (parameters,).
+        value: The sum of all portions there.
+        iterations: How many steps were taken.
+        evaluations: How often all portions were summed.
+        why: Why it has ended, in words.
+        values: The value at the start, and behind each step.
+        sent_bytes: What the coordinator has sent to the global servers, but for the start; 0 on other workers.
+    """
+
+    point: npt.NDArray[np.float64]
+    value: float
+    iterations: int
+    evaluations: int
+    why: str
+    values: list[float]
+    sent_bytes: int
 
 
 class RunCalls(ABC):
@@ -143,6 +173,67 @@ class RunCalls(ABC):
             raise Unsupported(f"run.table({name!r}): this script has opened it before")
         terms = opened(name, rows, columns, init, rule, staleness, group)
         return self._opened(Table(self._requests(), terms, values, filters))
+
+    def minimize(
+        self,
+        evaluate: Callable[[npt.NDArray[np.float64], int], tuple[float, Any]],
+        start: Any,
+        portions: int | Mapping[str, int],
+        *,
+        history: int = 10,
+        iterations: int = 1000,
+        gradient_tolerance: float = 1e-5,
+        value_tolerance: float = 2.2e-9,
+    ) -> Minimum:
+        """Minimize a sum of portions by L-BFGS (Sandblaster: Dean et al., NIPS 2012).
+
+        Portions are computed by workers as they become free, and near the end of each sum those that are not done by
+        two. Vectors stay on the global servers. The first worker coordinates, in a few kB an iteration. Every worker
+        must make the call, with the same arguments but `evaluate`.
+
+        Args:
+            evaluate: Of a point, float64 of shape (parameters,), and the number of a portion: its value, and its
+                gradient of the same shape.
+            start: Where to begin; the first worker's counts.
+            portions: How many there are, each of which any worker can compute. Or by party, how many are of its own
+                data: then its workers are given numbers from 0 of these.
+            history: How many steps are remembered.
+            iterations: At most so many.
+            gradient_tolerance: It ends where no element of the gradient is larger.
+            value_tolerance: It ends where the value falls by less, relative to itself.
+
+        Returns:
+            The point and what it has come to, the same on all workers.
+
+        Raises:
+            NotFinite: A value or a gradient is NaN or Inf.
+            Unsupported: Arguments that cannot be.
+        """
+        calls, requests = self._calls(), self._requests()
+        point = torch.as_tensor(start).detach().to("cpu", torch.float64).reshape(-1).numpy().copy()
+        of, first_of = portions_of(portions, self._parties(), self._party())
+        minimizing = Minimizing(requests, evaluate, point, of, first_of)
+        is_first = self._is_first()
+        coordinator = minimize(history, iterations, gradient_tolerance, value_tolerance) if is_first else None
+        outcome = minimizing.run(coordinator)
+        told = None
+        if outcome is not None:
+            told = [outcome.value, outcome.iterations, outcome.evaluations, outcome.why, list(outcome.values)]
+        found = next(each for each in calls.map(told).result().values() if each is not None)
+        value, iterations, evaluations, why, values = found
+        return Minimum(minimizing.read(), value, iterations, evaluations, why, values, minimizing.sent_bytes)
+
+    @abstractmethod
+    def _parties(self) -> Sequence[str]:
+        """All parties."""
+
+    @abstractmethod
+    def _party(self) -> str:
+        """This worker's."""
+
+    @abstractmethod
+    def _is_first(self) -> bool:
+        """Whether this is the run's first worker."""
 
     @abstractmethod
     def _requests(self) -> Requests:

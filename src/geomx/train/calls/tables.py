@@ -35,6 +35,7 @@ from geomx.tables.requests import (
     written,
 )
 from geomx.tables.ring import Ring
+from geomx.tables.vectors import Answer
 from geomx.train.calls.collective_client import CollectiveClient
 
 MOST_PUSHES, MOST_CUTS, SCANNED = 8, 16, 1 << 18  # under way at once; remembered; rows at a time
@@ -61,8 +62,9 @@ class Requests:
         self._client, self.shards, self.goes_on = client, tuple(shards), goes_on
         self._numbers = [0] * len(self.shards)
         self._open = [0] * len(self.shards)  # requests that are not answered
-        self._answers: dict[Token, tuple[Done, dict[str, torch.Tensor]]] = {}
+        self._answers: dict[Token, tuple[Done | Answer, dict[str, torch.Tensor]]] = {}
         self.sent_bytes = self.made = 0
+        self.evaluations = self.minimizations = 0  # so far, see `geomx.train.calls.minimizing`
         client.responded = self._responded
 
     def ask(self, shard: int, asked: Asked, payload: torch.Tensor | None = None) -> Token:
@@ -82,8 +84,22 @@ class Requests:
     def wait(self, tokens: Iterable[Token], whom: str) -> list[tuple[Done, dict[str, torch.Tensor]]]:
         """The answers to these, in order. `whom` it waits for."""
         wanted = list(tokens)
-        self._client.port.wait(lambda: self._answers.keys() >= set(wanted), lambda: whom)
-        return [self._answers.pop(token) for token in wanted]
+        self._client.port.wait(lambda: self.has(wanted), lambda: whom)
+        found = [self._answers.pop(token) for token in wanted]
+        return [(done, arrays) for done, arrays in found if isinstance(done, Done)]
+
+    def has(self, tokens: Iterable[Token]) -> bool:
+        """Whether all of these are answered."""
+        return self._answers.keys() >= set(tokens)
+
+    def wait_for_any(self, groups: Sequence[Sequence[Token]], whom: str) -> None:
+        """Return when all of one of these groups are answered."""
+        self._client.port.wait(lambda: any(map(self.has, groups)), lambda: whom)
+
+    def numbers(self, token: Token) -> tuple[tuple[float, ...], torch.Tensor | None]:
+        """The answer to a request about vectors, which has come."""
+        answer, arrays = self._answers.pop(token)
+        return answer.numbers if isinstance(answer, Answer) else (), arrays.get("values")
 
     def _responded(self, item: Responded) -> None:
         self._open[item.shard] -= 1
@@ -146,7 +162,7 @@ class Table:
             wait: Return the rows. False: return at once what waits for them.
 
         Returns:
-            float32 of shape (*keys.shape, columns), or with `wait=False` an object whose `result()` is that.
+            float32 of the shape of the keys and `columns`, or with `wait=False` an object whose `result()` is that.
 
         Raises:
             Unsupported: Keys that are none.
@@ -175,7 +191,7 @@ class Table:
 
         Args:
             keys: As of `pull`. What is given for a key several times is added up.
-            gradients: Of shape (*keys.shape, columns); with one column, (*keys.shape,) too.
+            gradients: Of the shape of the keys and `columns`; with one column, of the shape of the keys too.
 
         Raises:
             NotFinite: A number is NaN or Inf.
@@ -229,7 +245,7 @@ class Table:
 
         Args:
             keys: As of `pull`, each once.
-            rows: Of shape (*keys.shape, columns).
+            rows: Of the shape of the keys and `columns`.
 
         Raises:
             Unsupported: Keys that are none or repeat, or rows of another shape.
