@@ -2,10 +2,9 @@
 
 `requests.py` is what is said. `ring.py` says which shard has a row, `rows.py` keeps those of a shard, `inits.py` and
 `rules.py` say what a row begins with and what an update does to it, `clocks.py` who waits for whom, `filters/` what a
-worker does not send, `keys.py` which keys need not be sent again. `shard.py` puts them together; `vectors.py`, `lbfgs.py` and
-`line_search.py` are Sandblaster L-BFGS. A worker's end is
-`geomx.train.calls.tables`; `geomx.node.requests` carries what both say. After the parameter server of Li et al.,
-OSDI 2014.
+worker does not send, `keys.py` which keys need not be sent again; `shard.py` puts them together. `vectors.py`,
+`lbfgs.py` and `line_search.py` are Sandblaster L-BFGS. A worker's end is `geomx.train.calls.tables`;
+`geomx.node.requests` carries what both say. After the parameter server of Li et al., OSDI 2014.
 """
 
 from __future__ import annotations
