@@ -57,7 +57,7 @@ def worker(how: str) -> None:
 
     given = dict(each.split("=", 1) for each in how.split())
     if "lists" in given:
-        lists.MOST_LISTS = 0
+        lists.SentLists.name = lambda self, digest: True  # as if none had been sent before
     staleness = given.get("staleness", "2")
     run = geomx.join()
     table = run.table(
