@@ -12,24 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import msgspec
-import numpy as np
 import torch
 
 from geomx.codecs.pack.noise import key_of
 from geomx.codecs.pack.values import FORMS
 from geomx.errors import ConfigError, Disagreement, ProtocolError, Unsupported
 from geomx.tables import table_inits, table_rules
-from geomx.tables.clocks import Clocks
 from geomx.tables.hashing import Keys
 from geomx.tables.keys import CameLists, decoded
 from geomx.tables.requests import (
     MOST_COLUMNS,
     MOST_ROWS,
     OF_NO_CLOCK,
-    Asked,
     Done,
     Open,
     Pull,
@@ -43,6 +39,7 @@ from geomx.tables.requests import (
     written,
 )
 from geomx.tables.rows import Rows
+from geomx.tables.table import Came, Given, Table, Waiting, cut, restored, update_together
 from geomx.tables.vectors import Answer, VectorAsked, VectorShard
 
 MOST_TABLES, MOST_NAME, MOST_SCANNED = 256, 256, 1 << 20
@@ -66,80 +63,6 @@ class Host(Protocol):
 
     def keeps_log(self) -> bool:
         """Whether the shard keeps one."""
-
-
-class _Request(NamedTuple):
-    """A request that is not answered."""
-
-    worker: str
-    number: int
-    asked: Asked
-
-
-class _Given(NamedTuple):
-    """What a worker has pushed: rows in a number form, which a job reads."""
-
-    worker: str
-    keys: Keys
-    form: str
-    rows: torch.Tensor | None
-
-    def read(self, columns: int) -> torch.Tensor:
-        """[keys, columns]. Raises `ProtocolError`."""
-        if self.rows is None:
-            return torch.empty(0, columns)
-        count = len(self.keys) * columns
-        try:
-            found = FORMS[self.form]().unpack(self.rows.reshape(-1), count, torch.float32)
-        except ProtocolError as error:
-            raise ProtocolError(f"what {self.worker} has pushed to a table: {error}") from error
-        return found.view(-1, columns)
-
-
-class _Waiting(NamedTuple):
-    """A pull that waits for others."""
-
-    request: _Request
-    clock: int
-    keys: Keys
-    form: str
-    since: float
-
-
-class Table:
-    """One table at one shard."""
-
-    def __init__(self, index: int, opened: Open, rows: Rows, goes_on: bool) -> None:
-        self.index, self.opened, self.rows = index, opened, rows
-        self.clocks = Clocks(opened.staleness, goes_on)
-        self.lists: dict[str, CameLists] = {}  # by worker
-        self.ahead: list[
-            tuple[_Request, int]
-        ] = []  # pushes of those who are far ahead, which are not answered yet
-        self.is_open = False
-        self.opening: list[_Request] = []
-        self.syncing: dict[str, _Request] = {}  # by worker: its `Sync` that waits for others
-        self.synced: dict[str, int] = {}  # by worker: the last that was answered
-        self.waiting: list[_Waiting] = []
-        # By group and clock, of pushes that are applied together.
-        self.held: dict[tuple[str, int], dict[str, list[_Given]]] = {}
-        self.applied: dict[str, int] = {}  # by group: the clocks before this one have been
-
-
-class _TableState(msgspec.Struct, frozen=True, array_like=True):
-    """A table in a cut; arrays by their places among its pieces."""
-
-    opened: Open
-    groups: dict[str, str]
-    clocks: dict[str, int]
-    present: list[str]
-    is_open: bool
-    held: dict[str, dict[str, list[tuple[str, int, str, int]]]]  # by clock and group, as text
-    applied: dict[str, int]
-    planes: tuple[int, ...]
-    syncing: dict[str, int]
-    synced: dict[str, int]
-    lists: dict[str, list[tuple[bytes, int]]]
 
 
 class TableShard:
@@ -171,7 +94,7 @@ class TableShard:
         if isinstance(asked, VectorAsked):
             self._vectors_asked(worker, number, asked, payload, again)
             return
-        request = _Request(worker, number, asked)
+        request = Came(worker, number, asked)
         if isinstance(asked, Open):
             self._open(request, asked)
             return
@@ -226,71 +149,12 @@ class TableShard:
 
     def state(self) -> tuple[bytes, list[torch.Tensor]]:
         """See `geomx.node.requests.Service`."""
-        pieces: list[torch.Tensor] = []
-
-        def put(array: torch.Tensor) -> int:
-            flat = array.reshape(-1).clone() if array.numel() else torch.empty(0, dtype=array.dtype)
-            pieces.append(flat.view(torch.uint8))
-            return len(pieces) - 1
-
-        def kept(given: _Given) -> tuple[str, int, str, int]:
-            rows = -1 if given.rows is None else put(given.rows)
-            return given.worker, put(torch.from_numpy(given.keys)), given.form, rows
-
-        tables = tuple(
-            _TableState(
-                table.opened,
-                *table.clocks.state(),
-                table.is_open,
-                {
-                    f"{clock} {group}": {w: [kept(g) for g in given] for w, given in held.items()}
-                    for (group, clock), held in table.held.items()
-                },
-                table.applied,
-                tuple(put(plane) for plane in table.rows.state()),
-                {worker: request.number for worker, request in table.syncing.items()},
-                table.synced,
-                {
-                    worker: [(digest, put(torch.from_numpy(keys))) for digest, keys in came.lists.items()]
-                    for worker, came in table.lists.items()
-                },
-            )
-            for table in self._tables.values()
-        )
-        return msgspec.msgpack.encode(tables), pieces
+        return cut(self._tables.values())
 
     def put_back(self, what: bytes, pieces: Sequence[torch.Tensor]) -> None:
         """The inverse, where no table was opened."""
-        tables = msgspec.msgpack.decode(what, type=tuple[_TableState, ...])
-
-        def keys_at(place: int) -> Keys:
-            found: Keys = pieces[place].view(torch.int64).numpy()
-            return found
-
-        for state in tables:
-            table = self._tables[state.opened.table] = self._made(state.opened)
-            table.clocks.put_back(state.groups, state.clocks, state.present)
-            table.is_open, table.applied = state.is_open, dict(state.applied)
-            asked = Sync(state.opened.table)
-            table.syncing = {
-                worker: _Request(worker, number, asked) for worker, number in state.syncing.items()
-            }
-            table.synced = dict(state.synced)
-            for key, held in state.held.items():
-                clock, _, group = key.partition(" ")
-                table.held[group, int(clock)] = {
-                    worker: [
-                        _Given(whose, keys_at(keys), form, None if rows < 0 else pieces[rows])
-                        for whose, keys, form, rows in given
-                    ]
-                    for worker, given in held.items()
-                }
-            keys, *planes = (pieces[place] for place in state.planes)
-            values, *kept = (plane.view(torch.float32).view(-1, state.opened.columns) for plane in planes)
-            table.rows.put_back(keys.view(torch.int64), values, kept)
-            for worker, each in state.lists.items():
-                came = table.lists[worker] = CameLists()
-                came.lists.update((digest, keys_at(place)) for digest, place in each)
+        for table in restored(what, pieces, self._made):
+            self._tables[table.opened.table] = table
 
     def changed(self) -> None:
         """Others take part than before."""
@@ -312,7 +176,7 @@ class TableShard:
     def _keyed(
         self,
         table: Table,
-        request: _Request,
+        request: Came,
         asked: Push | Pull,
         arrays: dict[str, torch.Tensor],
         again: bool,
@@ -333,7 +197,7 @@ class TableShard:
                 for each in table.waiting
                 if (each.request.worker, each.request.number) != (worker, number)
             ]
-            table.waiting.append(_Waiting(request, asked.clock, keys, asked.form, now))
+            table.waiting.append(Waiting(request, asked.clock, keys, asked.form, now))
             self._look(table)
         elif again:
             if all(each.number != number or each.worker != worker for each, _ in table.ahead):
@@ -343,7 +207,7 @@ class TableShard:
 
     # -- opening --------------------------------------------------------------------------------------------------
 
-    def _open(self, request: _Request, opened: Open) -> None:
+    def _open(self, request: Came, opened: Open) -> None:
         table = self._tables.get(opened.table)
         if table is None:
             table = self._tables[opened.table] = self._made(opened)
@@ -386,16 +250,14 @@ class TableShard:
 
     # -- pushes ---------------------------------------------------------------------------------------------------
 
-    def _push(
-        self, table: Table, request: _Request, push: Push, keys: Keys, rows: torch.Tensor | None
-    ) -> None:
+    def _push(self, table: Table, request: Came, push: Push, keys: Keys, rows: torch.Tensor | None) -> None:
         worker, columns, clocks = request.worker, table.opened.columns, table.clocks
         size = FORMS[push.form]().size_bytes(len(keys) * columns)
         if (rows is None) != (not len(keys)) or (
             rows is not None and (rows.dtype != torch.uint8 or rows.numel() != size)
         ):
             raise ProtocolError(f"rows that do not fit {len(keys)} keys in {push.form}")
-        given, group = _Given(worker, keys, push.form, rows), clocks.groups[worker]
+        given, group = Given(worker, keys, push.form, rows), clocks.groups[worker]
         is_late = push.clock < clocks.of(worker)
         clocks.reached(worker, push.clock + 1)
         if is_late and push.clock != OF_NO_CLOCK and not self._goes_on:
@@ -423,10 +285,10 @@ class TableShard:
         if members:
             table.applied[group] = max(slowest, table.applied.get(group, 0))
 
-    def _update(self, table: Table, given: list[_Given]) -> None:
+    def _update(self, table: Table, given: list[Given]) -> None:
         columns = table.opened.columns
         cost_bytes = 16 * columns * sum(len(each.keys) for each in given)
-        work = partial(_update_together, table.rows, given, columns)
+        work = partial(update_together, table.rows, given, columns)
         self._host.run(table.index, work, lambda _: None, cost_bytes)
 
     def _put(self, table: Table, keys: Keys | None, rows: torch.Tensor | None) -> None:
@@ -466,7 +328,7 @@ class TableShard:
             else:
                 self._read(table, each)
 
-    def _read(self, table: Table, pull: _Waiting) -> None:
+    def _read(self, table: Table, pull: Waiting) -> None:
         done, form = self._standing(table, pull.request.worker), FORMS[pull.form]()
 
         def work() -> torch.Tensor | None:
@@ -477,7 +339,7 @@ class TableShard:
 
         self._host.run(table.index, work, then, 8 * len(pull.keys) * table.opened.columns)
 
-    def _scan(self, table: Table, request: _Request, scan: Scan) -> None:
+    def _scan(self, table: Table, request: Came, scan: Scan) -> None:
         if scan.start < 0 or not 0 < scan.count <= MOST_SCANNED:
             raise ProtocolError(f"a scan of {scan.count} rows from {scan.start}")
         standing = self._standing(table, request.worker)
@@ -492,7 +354,7 @@ class TableShard:
 
         self._host.run(table.index, work, then, 8 * scan.count * table.opened.columns)
 
-    def _done(self, table: Table, request: _Request, behind_jobs: bool = False) -> None:
+    def _done(self, table: Table, request: Came, behind_jobs: bool = False) -> None:
         done = written(self._standing(table, request.worker))
 
         def respond(_: object = None) -> None:
@@ -505,20 +367,6 @@ class TableShard:
 
     def _standing(self, table: Table, worker: str) -> Done:
         return Done(table.clocks.of(worker), table.clocks.slowest(worker))
-
-
-def _update_together(rows: Rows, given: list[_Given], columns: int) -> None:
-    """The sum of several, in this order, as one update."""
-    if len(given) == 1:
-        rows.update(given[0].keys, given[0].read(columns))
-        return
-    keys, places = np.unique(np.concatenate([each.keys for each in given]), return_inverse=True)
-    total, start = torch.zeros(len(keys), columns), 0
-    for each in given:
-        stop = start + len(each.keys)
-        total.index_add_(0, torch.from_numpy(places[start:stop]), each.read(columns))
-        start = stop
-    rows.update(keys, total)
 
 
 def _told(opened: Open) -> str:
