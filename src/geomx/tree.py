@@ -20,6 +20,8 @@ EVERYONE = ""  # the cohort of the whole run
 # Places for parties that come later, where a run is open: by party its workers.
 GUESTS = {f"guest-{place}": tuple(f"guest-{place}/{rank}" for rank in range(8)) for place in range(1, 9)}
 GLOBAL = "global"  # all shards
+# Places for servers beside the shards that hold rows of tables alone, and come and go while the run lasts.
+ROW_SERVERS = tuple(f"global/rows-{place}" for place in range(1, 9))
 SOLO = "solo"  # the party of a run of one
 
 SyncGroup = Literal["run", "party", "worker"]
@@ -114,6 +116,15 @@ class Tree:
     def is_shard(self, name: str) -> bool:
         """Whether a node is a shard of the global server."""
         return name in self.shards
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Whoever may hold rows of tables, by place: the shards, then the places for row servers."""
+        return (*self.shards, *ROW_SERVERS)
+
+    def leads_to(self, place: int) -> str:
+        """The shard by which a request goes to whoever has that place; row servers are shared out among them."""
+        return self.shards[place if place < len(self.shards) else place % len(self.shards)]
 
     def is_worker(self, name: str) -> bool:
         """Whether a node is a leaf."""

@@ -68,7 +68,7 @@ class Aggregator:
             classes,
             server.losses.quorum.share < 1.0,
         )
-        self.relay = self.above.relay
+        self.companion = self.above.relay
         self._layout: Layout | None = None
         self._replies: dict[int, Callable[[State, Any], None]] = {}
         self._tokens: dict[int, int] = {}

@@ -20,6 +20,8 @@ from geomx.node.peers.beside import Siblings
 from geomx.node.peers.peer import Identity
 from geomx.node.requests import Asked
 from geomx.node.root import Root
+from geomx.node.rows.row_server import RowServer
+from geomx.node.rows.row_servers import RowServers
 from geomx.node.same_data import SameDataWatch
 from geomx.node.server import Server
 from geomx.node.slices.blocks import flows_to
@@ -33,11 +35,13 @@ from geomx.overlay import overlays
 from geomx.sync import policies
 from geomx.sync.contract import StepController
 from geomx.tables.shard import TableShard
-from geomx.tree import TOP
+from geomx.tree import ROW_SERVERS, TOP
 from geomx.wire.roster_messages import Message
 
 
-def make_node(topology: Topology, name: str, incarnation: int = 1, term: int = 0) -> Server | Worker:
+def make_node(
+    topology: Topology, name: str, incarnation: int = 1, term: int = 0
+) -> Server | Worker | RowServer:
     """The node of that name: a worker is a leaf, a shard is at the top, and every server between adds and passes on.
 
     `term`: see `Welcome`.
@@ -48,6 +52,9 @@ def make_node(topology: Topology, name: str, incarnation: int = 1, term: int = 0
     )
     if tree.is_shard(name):
         return _shard(topology, identity)
+    if name in ROW_SERVERS:
+        patience = topology.below(tree.shards[0]).patience
+        return RowServer(identity, topology.limits, tree, patience, partial(_tables, topology))
     parents = tree.parents(name)
     up, down, classes = _up_edges(topology, name)
     dials = dict.fromkeys(parents, topology.above(name).patience)
@@ -106,13 +113,10 @@ def _shard(topology: Topology, identity: Identity) -> Server:
         above = "" if name == lead else lead
         clipping = Clipping(send, others, above, server.journal.write)
 
-        def tables(asked: Asked) -> TableShard:
-            goes_on = topology.losses.on_loss == "continue"
-            return TableShard(asked, topology.seed, goes_on, topology.table_classes)
-
         def top(root: Root) -> Top:
-            asked = Asked(server, place, topology.limits.stall_s, tables)
-            return Top(server, root.hyper, clipping, topology.losses, send, shards, asked)
+            asked = Asked(server, place, topology.limits.stall_s, partial(_tables, topology))
+            row_servers = RowServers(server, topology.tree, asked, others, name == lead, send)
+            return Top(server, root.hyper, clipping, topology.losses, send, shards, row_servers, asked)
 
         compensation = compensations.make(topology.compensation) if topology.compensation else None
         make = partial(_optimizer, topology.rule)
@@ -143,7 +147,15 @@ def _shard(topology: Topology, identity: Identity) -> Server:
         cuts=CutTimes(topology.cut_every_s, topology.keep_bytes) if topology.is_durable else None,
         beside=beside,
         conducts=_conducts(topology, name),
+        siblings=Siblings(dict.fromkeys(ROW_SERVERS, patience), relays=False),
     )
+
+
+def _tables(topology: Topology, asked: Asked) -> TableShard:
+    """What answers about tables at a shard, or a row server."""
+    tree, goes_on = topology.tree, topology.losses.on_loss == "continue"
+    classes = topology.table_classes
+    return TableShard(asked, topology.seed, goes_on, classes, asked.place, tree.holders, len(tree.shards))
 
 
 def _conducts(topology: Topology, name: str) -> Callable[[Server], Conductor] | None:

@@ -2,6 +2,8 @@
 
     worker -> the servers above it -> the shard, whose `Service` answers, now or later -> back by the same servers
 
+A row server (`geomx.node.rows`) answers like a shard; what it is asked, and answers, goes through one.
+
 A session delivers once between two nodes that live. Where one on the way dies, the one below it passes up once more
 what is unanswered, in order; the shard knows by number what it has taken already. Nothing here knows what is asked.
 """
@@ -18,7 +20,6 @@ from geomx.errors import GeomxError, ProtocolError
 from geomx.node.durable.journal import Journal
 from geomx.node.durable.records import Served
 from geomx.node.slices.slice_jobs import SliceJobs
-from geomx.rounds.membership import Members
 from geomx.wire.request_messages import Request, Response
 
 LARGEST_BYTES = 1 << 28
@@ -92,13 +93,35 @@ class Service(Protocol):
     def behind(self, now: float) -> Iterable[tuple[str, str, list[str], float]]:
         """What waits: of what name, whose, for whom, and for how many seconds."""
 
+    def told(self, what: bytes) -> None:
+        """The first shard has said something to all."""
+
+    def elsewhere(self, worker: str, incarnation: int, number: int, place: int, what: bytes) -> bytes | None:
+        """The answer to a request for a row server; None: that one is to answer itself."""
+
+    def holds(self, place: int) -> bool:
+        """Whether whoever has that place holds something that nobody else has."""
+
+    def lost(self, server: str) -> None:
+        """A row server that holds nothing is gone."""
+
+
+class Taking(Protocol):
+    """Who takes part, of all."""
+
+    @property
+    def order(self) -> Iterable[str]: ...
+    def present(self, names: Iterable[str]) -> frozenset[str]: ...
+
 
 class Shard(Protocol):
-    """The server around a shard's end."""
+    """The server around a shard's end, or a row server."""
 
     name: str
-    members: Members
     journal: Journal
+
+    @property
+    def members(self) -> Taking: ...
 
     @property
     def now(self) -> float: ...
@@ -114,16 +137,22 @@ class Asked:
     """A shard's end: which requests it has taken, and what its `service` needs of the node around it.
 
     `place`: the shard's; `make_service(asked)`.
+
+    Attributes:
+        place: As given.
+        service: What answers here.
+        announcing: Of the first shard: tells all shards and row servers what its service has to say.
     """
 
     def __init__(
         self, server: Shard, place: int, stall_s: float, make_service: Callable[[Asked], Service]
     ) -> None:
-        self._server, self._place, self._stall_s = server, place, stall_s
+        self._server, self.place, self._stall_s = server, place, stall_s
+        self.announcing: Callable[[bytes], None] = _nobody
         self._jobs = SliceJobs(server)
         self._taken: dict[str, tuple[int, int]] = {}  # by worker: its incarnation, and the last number
         self._looks = False
-        self._service = make_service(self)
+        self.service = make_service(self)
 
     # -- for the service ---------------------------------------------------------------------------------------
 
@@ -138,12 +167,20 @@ class Asked:
         if self._server.journal.is_replaying:
             return
         size = 0 if payload is None else payload.nbytes
-        response = Response(worker, number, self._place, what, size)
+        response = Response(worker, number, self.place, what, size)
         self._server.journal.behind(lambda: self._server.tell(response, payload))
+
+    def announce(self, what: bytes) -> None:
+        """Of the first shard: tell all others, and row servers."""
+        self.announcing(what)
 
     def keeps_log(self) -> bool:
         """Whether this shard does."""
         return self._server.journal.is_kept
+
+    def taken(self) -> dict[str, tuple[int, int]]:
+        """By worker: its incarnation, and the number of its last request."""
+        return dict(self._taken)
 
     def present(self) -> list[str]:
         """The workers that take part, in the order of the run."""
@@ -155,24 +192,24 @@ class Asked:
 
     def changed(self) -> None:
         """Others take part than before."""
-        self._service.changed()
+        self.service.changed()
 
     def on_request(self, request: Request, payload: Any) -> None:
         """A request has come. Raises GeomxError."""
-        if request.shard != self._place:
-            raise ProtocolError(f"a request to shard {request.shard} came to shard {self._place}")
+        if request.shard != self.place:
+            raise ProtocolError(f"a request to place {request.shard} came to place {self.place}")
         incarnation, last = self._taken.get(request.worker, (-1, 0))
         if request.incarnation < incarnation:
             return  # of one that is no more
         if request.incarnation > incarnation:
             last = 0
-            self._service.begins(request.worker)
+            self.service.begins(request.worker)
         self._taken[request.worker] = request.incarnation, max(last, request.number)
         again = request.number <= last
-        if not again and self._service.changes(request.worker, request.what, payload):
+        if not again and self.service.changes(request.worker, request.what, payload):
             self._server.journal.write(request, [] if payload is None else [payload])
         now = self._server.now
-        self._service.asked(request.worker, request.number, request.what, payload, again, now)
+        self.service.asked(request.worker, request.number, request.what, payload, again, now)
         if not (self._looks or self._server.journal.is_replaying):
             self._looks = True
             self._server.after(self._stall_s, "requests", self._look)
@@ -184,29 +221,33 @@ class Asked:
 
     def state(self) -> tuple[Served, list[torch.Tensor]]:
         """For a cut: see `geomx.node.durable.cut`."""
-        what, pieces = self._service.state()
+        what, pieces = self.service.state()
         return Served(self._taken.copy(), what, tuple(piece.nbytes for piece in pieces)), pieces
 
     def put_back(self, served: Served, payload: torch.Tensor) -> None:
         """The inverse."""
         self._taken = dict(served.taken)
         pieces = torch.split(payload, list(served.sizes)) if served.sizes else ()
-        self._service.put_back(served.what, [piece.clone() for piece in pieces])
+        self.service.put_back(served.what, [piece.clone() for piece in pieces])
 
     def held_up(self) -> list[str]:
         """Who waits here for whom, in words."""
         return [
             f"{worker} waits in the table {table!r} for {', '.join(others)}"
-            for table, worker, others, _ in self._service.behind(self._server.now)
+            for table, worker, others, _ in self.service.behind(self._server.now)
         ]
 
     def _look(self) -> None:
         """Tell who waits for whom, and for long."""
         self._looks = False
-        for table, worker, others, seconds in self._service.behind(self._server.now):
+        for table, worker, others, seconds in self.service.behind(self._server.now):
             if seconds >= self._stall_s:
                 whom = ", ".join(others)
                 self._server.note("waits", "warning", table=table, worker=worker, whom=whom, seconds=seconds)
             self._looks = True
         if self._looks:
             self._server.after(self._stall_s, "requests", self._look)
+
+
+def _nobody(_: bytes) -> None:
+    """Nobody listens."""

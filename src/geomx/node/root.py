@@ -93,7 +93,6 @@ class Root:
     """
 
     is_top = True
-    relay = None
 
     def __init__(
         self,
@@ -109,6 +108,7 @@ class Root:
     ) -> None:
         self._server = server
         self.above = make_above(self)
+        self.companion = self.above.row_servers
         self._shard, self._shards = shard, shards
         self._make_optimizer = optimizers
         self._clipping = clipping

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from geomx.layout import Layout, Slice
 from geomx.node.durable.records import Record
 from geomx.node.durable.state import Stateful
-from geomx.node.overlay.relay import Relay
+from geomx.node.peers.beside import Companion
 from geomx.node.peers.peer import Handler
 from geomx.rounds.round import Round
 from geomx.wire.messages import Calling, Fetch, Hyperparameters, Sampled, State, Stepped, Value
@@ -58,8 +58,8 @@ class RoundSink(Protocol):
         """Of a shard: what it has, so that whoever is started in its place can have it."""
 
     @property
-    def relay(self) -> Relay | None:
-        """Its part in an overlay of its own tier, if there is one."""
+    def companion(self) -> Companion | None:
+        """What has to do with nodes beside the server, if there is something."""
 
     @property
     def above(self) -> Above:

@@ -203,7 +203,11 @@ class Server(BaseNode):
             self.emit(Began())
 
     def tell(self, message: Allowance | Advice | Response, payload: Any = None) -> None:
-        """Send a worker word from a shard."""
+        """Send a worker, or a row server, word from a shard."""
+        beside = self.peer(message.worker)
+        if beside is not None and beside.is_beside:
+            self.send(beside, message, payload)
+            return
         for name, leaves in self._edges.children.items():
             child = self.peer(name)
             if message.worker in leaves and child is not None and not self.members.has_left(leaves):
@@ -293,7 +297,7 @@ class Server(BaseNode):
 
     @property
     def companion(self) -> Companion | None:
-        return self.sink.relay
+        return self.sink.companion
 
     def on_measured(self, measured: Measured) -> None:
         super().on_measured(measured)
@@ -638,6 +642,8 @@ class Server(BaseNode):
         return self.losses.on_loss == "continue" and is_cut_off and bool(self._dials)
 
     def heeds(self, peer: Peer) -> bool:
+        if peer.is_beside:
+            return super().heeds(peer)
         leaves = self._edges.children.get(peer.name)
         return leaves is None or self.losses.on_loss != "continue" or bool(self.members.present(leaves))
 

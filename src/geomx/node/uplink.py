@@ -325,11 +325,12 @@ class Uplink:
         self._asking.ask(request, payload)
 
     def _send_request(self, request: Request, payload: Any) -> None:
-        shards = self._tree.shards
-        if not 0 <= request.shard < len(shards):
-            raise ProtocolError(f"{request.worker} asks shard {request.shard} of {len(shards)}")
-        # A server above that is no shard leads to all of them.
-        above = shards[request.shard] if shards[request.shard] in self.parents else self.parents[0]
+        if not 0 <= request.shard < len(self._tree.holders):
+            raise ProtocolError(
+                f"{request.worker} asks for place {request.shard} of {len(self._tree.holders)}"
+            )
+        above = self._tree.leads_to(request.shard)
+        above = above if above in self.parents else self.parents[0]  # which leads to all of them
         self._node.send(self._parent(above), request, payload)
 
     def others_take_part(self) -> None:

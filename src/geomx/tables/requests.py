@@ -19,7 +19,10 @@ _BUNDLES = Bundles()
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The worker uses a table. All but `group` is the same on all workers. Answered by `Opened`, once all have."""
+    """The worker uses a table. All but `group` is the same on all workers. Answered by `Done`, once all have.
+
+    `epoch`, here and below: by which `Holders` of rows the worker has cut what it asks; others answer by theirs.
+    """
 
     table: str
     rows: int
@@ -28,6 +31,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=True):
     rule: str
     staleness: int | None
     group: str = ""
+    epoch: int = 0
 
     @property
     def terms(self) -> tuple[object, ...]:
@@ -45,6 +49,7 @@ class Push(msgspec.Struct, frozen=True, array_like=True, tag=True):
     clock: int
     digest: bytes
     form: str
+    epoch: int = 0
 
 
 class Pull(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -57,6 +62,7 @@ class Pull(msgspec.Struct, frozen=True, array_like=True, tag=True):
     clock: int
     digest: bytes
     form: str
+    epoch: int = 0
 
 
 class Scan(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -65,6 +71,7 @@ class Scan(msgspec.Struct, frozen=True, array_like=True, tag=True):
     table: str
     start: int
     count: int
+    epoch: int = 0
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -74,12 +81,14 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """
 
     table: str
+    epoch: int = 0
 
 
 class Sync(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Apply every push of the worker's group. Answered by `Done`, once all of the group have asked for it."""
 
     table: str
+    epoch: int = 0
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -90,9 +99,21 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
     clocks: dict[str, int] = {}
 
 
-Asked = Open | Push | Pull | Scan | Put | Sync | VectorAsked
+class Holders(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """An answer: who holds rows, by place, since so many changes; cut it by these, and ask again.
+
+    `serial`: among servers, of the last turn to come or go that is over, or of the one that is answered.
+    """
+
+    epoch: int
+    places: tuple[int, ...]
+    serial: int = 0
+
+
+OfTable = Open | Push | Pull | Scan | Put | Sync
+Asked = OfTable | VectorAsked
 _asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
-_answered: msgspec.msgpack.Decoder[Done | Answer] = msgspec.msgpack.Decoder(Done | Answer)
+_answered: msgspec.msgpack.Decoder[Done | Holders | Answer] = msgspec.msgpack.Decoder(Done | Holders | Answer)
 
 
 def read_request(what: bytes) -> Asked:
@@ -103,7 +124,7 @@ def read_request(what: bytes) -> Asked:
         raise ProtocolError(f"no request about a table: {error}") from error
 
 
-def read_answer(what: bytes) -> Done | Answer:
+def read_answer(what: bytes) -> Done | Holders | Answer:
     """Raises `ProtocolError` for what is none."""
     try:
         return _answered.decode(what)
@@ -111,7 +132,7 @@ def read_answer(what: bytes) -> Done | Answer:
         raise ProtocolError(f"no answer about a table: {error}") from error
 
 
-def written(message: Asked | Done | Answer) -> bytes:
+def written(message: Asked | Done | Holders | Answer) -> bytes:
     """As it travels."""
     return msgspec.msgpack.encode(message)
 

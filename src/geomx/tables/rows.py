@@ -6,7 +6,8 @@ Rows         place -> the row, and what its rule keeps of it; made when first to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -142,6 +143,37 @@ class Rows:
         self._values.index_copy_(0, places, values)
         for name, plane in self._state.items():
             plane.index_fill_(0, places, self._rule.state[name])
+
+    @property
+    def planes(self) -> int:
+        """How many numbers a row has in each column: its value, and what the rule keeps of it."""
+        return 1 + len(self._state)
+
+    def keys(self) -> Keys:
+        """All that have been touched, by place."""
+        return self._places.all()
+
+    def some(self, at: Places) -> tuple[Keys, torch.Tensor]:
+        """Rows at these places with all that belongs to them: their keys, and [planes, rows, columns]."""
+        places = torch.from_numpy(at)
+        kept = (self._state[name] for name in sorted(self._state))
+        return self._places.all()[at], torch.stack([plane[places] for plane in (self._values, *kept)])
+
+    def take(self, keys: Keys, planes: torch.Tensor) -> None:
+        """Rows of these keys, all different, from where they were before, as `some` gives them."""
+        places = torch.from_numpy(self._places.touch(keys))
+        self._grow()
+        self._values[places] = planes[0]
+        for name, plane in zip(sorted(self._state), planes[1:], strict=True):
+            self._state[name][places] = plane
+
+    def keep(self, keeps: Callable[[Keys], Any]) -> None:
+        """Of all rows only those whose keys `keeps` says."""
+        keys, planes = self.some(np.flatnonzero(keeps(self._places.all())))
+        self._places = KeyPlaces()
+        self._values = torch.empty(FIRST_ROWS, self._columns)
+        self._state = {name: torch.empty(FIRST_ROWS, self._columns) for name in self._state}
+        self.take(keys, planes)
 
     def part(self, start: int, count: int) -> tuple[Keys, torch.Tensor]:
         """Some of all that have been touched: keys and rows, in the order in which they were."""

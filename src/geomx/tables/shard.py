@@ -5,12 +5,13 @@
     pull     when nobody of the group is too far behind; the rows are read in a job behind what has come before
     scan     in such a job
 
-Jobs of one table follow each other. Nothing here sends, waits or computes by itself: see `Host`.
+Where rows come to other servers than before, it waits or is sent back: see `geomx.tables.holding`. Jobs of one table
+follow each other. Nothing here sends, waits or computes by itself: see `Host`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,12 +22,15 @@ from geomx.codecs.pack.values import FORMS
 from geomx.errors import ConfigError, Disagreement, ProtocolError, Unsupported
 from geomx.tables import table_inits, table_rules
 from geomx.tables.hashing import Keys
+from geomx.tables.holding import Holding
 from geomx.tables.keys import CameLists, decoded
+from geomx.tables.moving import TableAt, moves, read_move, spoken
 from geomx.tables.requests import (
     MOST_COLUMNS,
     MOST_ROWS,
     OF_NO_CLOCK,
     Done,
+    Holders,
     Open,
     Pull,
     Push,
@@ -34,6 +38,7 @@ from geomx.tables.requests import (
     Scan,
     Sync,
     packed,
+    read_answer,
     read_request,
     unpacked,
     written,
@@ -41,6 +46,7 @@ from geomx.tables.requests import (
 from geomx.tables.rows import Rows
 from geomx.tables.table import Came, Given, Table, Waiting, cut, restored, update_together
 from geomx.tables.vectors import Answer, VectorAsked, VectorShard
+from geomx.tree import ROW_SERVERS
 
 MOST_TABLES, MOST_NAME, MOST_SCANNED = 256, 256, 1 << 20
 VECTORS = -1  # in the place of a table's number: their jobs follow each other, too
@@ -64,23 +70,39 @@ class Host(Protocol):
     def keeps_log(self) -> bool:
         """Whether the shard keeps one."""
 
+    def announce(self, what: bytes) -> None:
+        """Of the first shard: tell all others, and row servers; see `TableShard.told`."""
+
 
 class TableShard:
     """See the module's text. `goes_on`: the run does, without those who are lost.
 
-    `trusted`: rules and inits beside the built-in ones that the description names.
+    `trusted`: rules and inits beside the built-in ones that the description names. `place`: its own among those that
+    may hold rows, see `Tree.holders`; the first `shards` of them are shards.
     """
 
-    def __init__(self, host: Host, seed: int, goes_on: bool, trusted: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        host: Host,
+        seed: int,
+        goes_on: bool,
+        trusted: Iterable[str] = (),
+        place: int = 0,
+        holders: Sequence[str] = ("global/0",),
+        shards: int = 1,
+    ) -> None:
         self._host, self._seed, self._goes_on = host, seed, goes_on
         self._trusted = frozenset(trusted)
-        self._tables: dict[str, Table] = {}
+        self.tables: dict[str, Table] = {}
+        self._made_so_far, self._place = 0, place
         self._vectors = VectorShard(self)
+        self.holding = Holding(host, self, place, holders, shards)
 
     def begins(self, worker: str) -> None:
         """A worker's script has been started, maybe once more: what its former self had asked is nobody's."""
         self._vectors.begins(worker)
-        for table in self._tables.values():
+        self.holding.begins(worker)
+        for table in self.tables.values():
             table.lists[worker] = CameLists()
             table.opening = [each for each in table.opening if each.worker != worker]
             table.syncing.pop(worker, None)
@@ -90,34 +112,44 @@ class TableShard:
 
     def asked(self, worker: str, number: int, what: bytes, payload: Any, again: bool, now: float) -> None:
         """A request. `again`: it came before, and its answer was lost, or is to come. Raises GeomxError."""
+        if worker in ROW_SERVERS:
+            self.holding.asked(worker, number, read_move(what), unpacked(payload))
+            return
         asked = read_request(what)
         if isinstance(asked, VectorAsked):
             self._vectors_asked(worker, number, asked, payload, again)
             return
-        request = Came(worker, number, asked)
+        came = Came(worker, number, asked)
+        if self.holding.admits(came, payload, again, now):
+            self.take(came, payload, again, now)
+            self.holding.look()
+
+    def take(self, came: Came, payload: Any, again: bool, now: float) -> None:
+        """See `Moving`. Raises GeomxError."""
+        worker, number, asked = came
         if isinstance(asked, Open):
-            self._open(request, asked)
+            self._open(came, asked)
             return
-        table = self._tables.get(asked.table)
+        table = self.tables.get(asked.table)
         if table is None or worker not in table.clocks.groups:
             raise ProtocolError(f"{worker} asks for the table {asked.table!r}, which it has not opened")
         if isinstance(asked, Scan):
-            self._scan(table, request, asked)
-            return
-        if isinstance(asked, Sync):
+            self._scan(table, came, asked)
+        elif isinstance(asked, Sync):
             if number <= table.synced.get(worker, 0):
-                self._done(table, request)
+                self._done(table, came)
                 return
-            table.syncing[worker] = request
+            table.syncing[worker] = came
             self._look_whether_all_sync(table, table.clocks.groups[worker])
-            return
-        arrays = unpacked(payload)
-        if isinstance(asked, Put):
-            if not again:
-                self._put(table, decoded(arrays, table.opened.rows), arrays.get("rows"))
-            self._done(table, request)
-            return
-        self._keyed(table, request, asked, arrays, again, now)
+        elif again and isinstance(asked, Push | Put):
+            if all(each.number != number or each.worker != worker for each, _ in table.ahead):
+                self._done(table, came)
+        elif isinstance(asked, Put):
+            arrays = unpacked(payload)
+            self._put(table, decoded(arrays, table.opened.rows), arrays.get("rows"))
+            self._done(table, came)
+        elif isinstance(asked, Push | Pull):
+            self._keyed(table, came, asked, unpacked(payload), now)
 
     def _vectors_asked(self, worker: str, number: int, asked: VectorAsked, payload: Any, again: bool) -> None:
         if self._host.keeps_log():
@@ -140,35 +172,107 @@ class TableShard:
 
     def changes(self, worker: str, what: bytes, payload: Any) -> bool:
         """Whether a request belongs in the shard's log. Of a pull, keys that others will name, or a new clock."""
+        if worker in ROW_SERVERS:  # which a shard with a log refuses
+            return False
         asked = read_request(what)
         if isinstance(asked, Pull):
-            table = self._tables.get(asked.table)
+            table = self.tables.get(asked.table)
             is_known = table is not None and worker in table.clocks.groups
             return payload is not None or (is_known and asked.clock > table.clocks.of(worker))  # type: ignore[union-attr]
         return isinstance(asked, Open | Push | Put | Sync)
 
     def state(self) -> tuple[bytes, list[torch.Tensor]]:
         """See `geomx.node.requests.Service`."""
-        return cut(self._tables.values())
+        return cut(self.tables.values())
 
     def put_back(self, what: bytes, pieces: Sequence[torch.Tensor]) -> None:
         """The inverse, where no table was opened."""
         for table in restored(what, pieces, self._made):
-            self._tables[table.opened.table] = table
+            self.tables[table.opened.table] = table
 
     def changed(self) -> None:
         """Others take part than before."""
-        for table in self._tables.values():
+        for table in self.tables.values():
             table.clocks.changed(self._host.present())
             self._look_whether_open(table)
             for group in sorted(set(table.clocks.groups.values())):
                 self._apply(table, group)
                 self._look_whether_all_sync(table, group)
             self._look(table)
+        self.holding.look()
+
+    # -- rows that move -------------------------------------------------------------------------------------------
+
+    def told(self, what: bytes) -> None:
+        """See `Service`."""
+        holders = read_answer(what)
+        if not isinstance(holders, Holders):
+            raise ProtocolError("the first shard tells nothing about who holds rows")
+        self.holding.told(holders)
+
+    def elsewhere(self, worker: str, incarnation: int, number: int, place: int, what: bytes) -> bytes | None:
+        """See `Service`."""
+        asked, holders = read_request(what), self.holding.now
+        if isinstance(asked, VectorAsked):
+            raise ProtocolError(f"{worker} asks a row server for vectors")
+        if isinstance(asked, Push | Put) and self.holding.has_taken(place, worker, incarnation, number):
+            table = self.tables.get(asked.table)
+            return written(Done(0, 0) if table is None else self._standing(table, worker))
+        return None if place in holders.places or asked.epoch > holders.epoch else written(holders)
+
+    def holds(self, place: int) -> bool:
+        """See `Service`."""
+        return place in self.holding.now.places
+
+    def moves(
+        self, comes: bool, leads: int, taken: Callable[[], dict[str, tuple[int, int]]]
+    ) -> Generator[list[tuple[int, bytes, torch.Tensor | None]], list[tuple[bytes, Any]], None]:
+        """See `geomx.node.rows.row_server.RowService`."""
+        return spoken(moves(self._place, comes, leads, lambda: self.holding.taken(taken())))
+
+    def lost(self, server: str) -> None:
+        """See `Service`."""
+        self.holding.lost(server)
+
+    def opens(self, at: TableAt) -> None:
+        """See `Moving`."""
+        table = self.tables[at.opened.table] = self._made(at.opened)
+        table.clocks.put_back(at.groups, at.clocks, self._host.present())
+        table.is_open = True
+        table.lists = {worker: CameLists() for worker in at.groups}
+
+    def interrupt(self, table: Table) -> None:
+        """See `Moving`."""
+        waiting, table.waiting = table.waiting, []
+        for each in waiting:
+            self.holding.send_back(each.request)
+        ahead, table.ahead = table.ahead, []
+        for request, _ in ahead:
+            self._done(table, request)
+
+    def settle(self, target: Mapping[str, TableAt], keeps: Callable[[Keys], Any]) -> None:
+        """See `Moving`."""
+        for name, table in list(self.tables.items()):
+            self.interrupt(table)
+            for came in (*table.opening, *table.syncing.values()):
+                self.holding.send_back(came)
+            table.opening, table.syncing = [], {}
+            if name not in target:
+                del self.tables[name]
+                continue
+            for worker, clock in target[name].clocks.items():
+                table.clocks.reached(worker, clock)
+            table.lists = {worker: CameLists() for worker in table.lists}
+            for held in table.held.values():
+                for worker, given in held.items():
+                    held[worker] = [each.only(keeps(each.keys), table.opened.columns) for each in given]
+            self._host.run(table.index, partial(table.rows.keep, keeps), lambda _: None, 0)
+            for group in sorted(set(table.clocks.groups.values())):
+                self._apply(table, group)
 
     def behind(self, now: float) -> Iterable[tuple[str, str, list[str], float]]:
         """The pulls that wait: of which table, whose, for whom, and for how many seconds."""
-        for table in self._tables.values():
+        for table in self.tables.values():
             for each in table.waiting:
                 worker = each.request.worker
                 yield table.opened.table, worker, table.clocks.behind(worker, each.clock), now - each.since
@@ -179,7 +283,6 @@ class TableShard:
         request: Came,
         asked: Push | Pull,
         arrays: dict[str, torch.Tensor],
-        again: bool,
         now: float,
     ) -> None:
         worker, number = request.worker, request.number
@@ -199,18 +302,15 @@ class TableShard:
             ]
             table.waiting.append(Waiting(request, asked.clock, keys, asked.form, now))
             self._look(table)
-        elif again:
-            if all(each.number != number or each.worker != worker for each, _ in table.ahead):
-                self._done(table, request)
         else:
             self._push(table, request, asked, keys, arrays.get("rows"))
 
     # -- opening --------------------------------------------------------------------------------------------------
 
     def _open(self, request: Came, opened: Open) -> None:
-        table = self._tables.get(opened.table)
+        table = self.tables.get(opened.table)
         if table is None:
-            table = self._tables[opened.table] = self._made(opened)
+            table = self.tables[opened.table] = self._made(opened)
         elif table.opened.terms != opened.terms:
             raise Disagreement(
                 f"{request.worker} opens the table {opened.table!r} with {_told(opened)}, others with "
@@ -224,7 +324,7 @@ class TableShard:
     def _made(self, opened: Open) -> Table:
         fits = 0 < opened.rows <= MOST_ROWS and 0 < opened.columns <= MOST_COLUMNS
         fits = fits and (opened.staleness is None or opened.staleness >= 0) and len(opened.table) <= MOST_NAME
-        if not fits or len(self._tables) == MOST_TABLES:
+        if not fits or len(self.tables) == MOST_TABLES:
             raise ProtocolError(f"a table of {_told(opened)}")
         for registry, spec in ((table_rules, opened.rule), (table_inits, opened.init)):
             kind = spec.partition(" ")[0]
@@ -238,11 +338,15 @@ class TableShard:
             rule = table_rules.make(opened.rule)
         except ConfigError as error:
             raise Unsupported(f"the table {opened.table!r}: {error}") from error
-        return Table(len(self._tables), opened, Rows(opened.columns, init, rule, opened.table), self._goes_on)
+        self._made_so_far += 1
+        return Table(self._made_so_far, opened, Rows(opened.columns, init, rule, opened.table), self._goes_on)
 
     def _look_whether_open(self, table: Table) -> None:
         """Nobody begins before everybody has opened: else the clocks of some would be unknown."""
-        if table.is_open or table.clocks.groups.keys() >= set(self._host.present()):
+        if table.is_open or (
+            table.clocks.groups.keys() >= set(self._host.present())
+            and self.holding.may_open(table.opened.table)
+        ):
             table.is_open = True
             opening, table.opening = table.opening, []
             for request in opening:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from geomx.codecs.pack.values import FORMS
@@ -14,7 +15,7 @@ from geomx.errors import ProtocolError
 from geomx.tables.clocks import Clocks
 from geomx.tables.hashing import Keys
 from geomx.tables.keys import CameLists
-from geomx.tables.requests import Asked, Open, Sync
+from geomx.tables.requests import OfTable, Open, Sync
 from geomx.tables.rows import Rows
 
 
@@ -23,7 +24,7 @@ class Came(NamedTuple):
 
     worker: str
     number: int
-    asked: Asked
+    asked: OfTable
 
 
 class Given(NamedTuple):
@@ -44,6 +45,15 @@ class Given(NamedTuple):
         except ProtocolError as error:
             raise ProtocolError(f"what {self.worker} has pushed to a table: {error}") from error
         return found.view(-1, columns)
+
+    def only(self, which: npt.NDArray[np.bool_], columns: int) -> Given:
+        """Of its rows these."""
+        if which.all():
+            return self
+        at, rows = np.flatnonzero(which), None
+        if len(at):
+            rows = FORMS["float32"]().pack(self.read(columns)[torch.from_numpy(at)].reshape(-1))
+        return Given(self.worker, self.keys[at], "float32", rows)
 
 
 class Waiting(NamedTuple):

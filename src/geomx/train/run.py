@@ -34,8 +34,9 @@ from geomx.train import notes
 from geomx.train.attach import AttachedModel, Attachment, attach, prepare
 from geomx.train.calls.collective_client import CollectiveClient
 from geomx.train.calls.collectives import Collectives
+from geomx.train.calls.requests import Requests
 from geomx.train.calls.run_calls import RunCalls
-from geomx.train.calls.tables import Requests, Table
+from geomx.train.calls.tables import Table
 from geomx.train.checkpoint import save_load as saving
 from geomx.train.context import TrainingContext
 from geomx.train.data.loader import Share, Shares
@@ -393,7 +394,9 @@ class LiveRun(RunCalls):
     def _requests(self) -> Requests:
         self._without_model()
         if self._asked is None:
-            self._asked = Requests(self._client, self._tree.shards, self._settings.on_loss == "continue")
+            self._asked = Requests(
+                self._client, self._tree.shards, self._tree.holders, self._settings.on_loss == "continue"
+            )
         return self._asked
 
     def _parties(self) -> Sequence[str]:

@@ -23,7 +23,7 @@ import msgspec
 from geomx.wire.copy_messages import Begun, Keep, Kept, Recall, Recalled
 from geomx.wire.flow_messages import Beside, FlowBroken, FlowOpen
 from geomx.wire.overlay_messages import Apart, Linked, Rates, Strayed, Table, Unanswered, Use, Void
-from geomx.wire.request_messages import Request, Response
+from geomx.wire.request_messages import Present, Request, Response, Told
 from geomx.wire.roster_messages import (
     Asks,
     Close,
@@ -388,7 +388,7 @@ AnyMessage = (
     | FlowOpen | FlowBroken | Sampled | Calling | Allowance | Advice | Norms | Scale | Fetch | State | Ack | Beat
     | Leave | Gone | Failure | Complete | Close | Roster | Lost | Asks | Hold | Held | Over | Retire | Departed
     | Keep | Kept | Recall | Recalled | Begun | Table | Linked | Apart | Void | Use | Strayed | Rates
-    | Unanswered | Request | Response
+    | Unanswered | Request | Response | Told | Present
 )  # fmt: skip
 
 HEAD_LIMIT_BYTES = 65_535

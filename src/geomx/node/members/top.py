@@ -18,6 +18,7 @@ from geomx.node.members.whole_turns import WholeTurns
 from geomx.node.overlay.conductor import Conductor
 from geomx.node.peers.peer import Peer
 from geomx.node.requests import Asked
+from geomx.node.rows.row_servers import RowServers
 from geomx.node.slices.clipping import Clipping
 from geomx.rounds.losses import Losses
 from geomx.rounds.membership import Members
@@ -32,6 +33,7 @@ from geomx.wire.messages import (
     payload_size,
 )
 from geomx.wire.overlay_messages import Rates, Table, Use
+from geomx.wire.request_messages import Told
 from geomx.wire.roster_messages import Asks, Close, Complete, Held, Hold, Lost, Message, Roster
 
 MOST_KEPT = 64  # rosters
@@ -66,7 +68,7 @@ class Top:
     """See the module's text.
 
     `hyper`: takes hyper-parameters; `send(shard, message)`; `shards`: all of them, the first first; `asked`: answers
-    what workers ask this shard.
+    what workers ask this shard, `row_servers` passes on what they ask others.
     """
 
     quiet = True
@@ -79,14 +81,19 @@ class Top:
         losses: Losses,
         send: Callable[[str, Message], None],
         shards: tuple[str, ...],
+        row_servers: RowServers,
         asked: Asked,
     ) -> None:
         lead = "" if server.name == shards[0] else shards[0]
         others = () if lead else shards[1:]
         self._server, self.hyper, self._clipping = server, hyper, clipping
         self._send, self._others, self._lead = send, others, lead
-        self.asked, self.ask = asked, asked.on_request
-        self.others_take_part, self.held_up = asked.changed, asked.held_up
+        self.asked, self.ask = asked, row_servers.ask
+        self.row_servers, self.others_take_part, self.held_up = (
+            row_servers,
+            row_servers.changed,
+            asked.held_up,
+        )
         self._decided: dict[int, Roster] = {}  # the newest
         self.whole = WholeTurns(
             server.name, shards, self._promise, self._tell_behind, server.attendance.named, server.may_close
@@ -113,6 +120,8 @@ class Top:
             self.whole.complete(peer.name, message, self._server.last_closed(message.cohort))
         elif isinstance(message, Close) and self._lead:
             self._server.attendance.named(message.cohort, message.turn)
+        elif isinstance(message, Told) and self._lead:
+            self.row_servers.told(message)
         elif isinstance(message, Roster) and self._lead:
             if message.number > self._server.attendance.roster.number:
                 self._server.journal.write(message)

@@ -101,6 +101,10 @@ class Relay:
         self._sent: dict[int, _Own] = {}  # by slice: what was added to others', and is not answered
         self._routed: set[int] = set()  # slices of which what is not answered has gone to another member
 
+    def needs(self, _: Peer) -> bool:
+        """Nobody: what goes through another member can go to its holder."""
+        return False
+
     # -- up -----------------------------------------------------------------------------------------------------
 
     def table_of(self, push: Push) -> int:

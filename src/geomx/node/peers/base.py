@@ -99,7 +99,7 @@ class BaseNode(ABC):
         beside = siblings or Siblings()
         self._handshake = Handshake(self, {**expects, **beside.patience}, self._peers)
         self.beside = Beside(self, self._peers, self._handshake, beside)
-        self.has_overlay = siblings is not None
+        self.has_overlay = siblings is not None and siblings.relays
         self._effects: list[Effect] = []
         self._now = 0.0
         self.dialling = Dialling(self)
@@ -207,7 +207,11 @@ class BaseNode(ABC):
 
     def heeds(self, peer: Peer) -> bool:
         """Whether this node ends when a peer says that the run cannot go on."""
-        return True
+        return not peer.is_beside or self.needs(peer)
+
+    def needs(self, peer: Peer) -> bool:
+        """Whether the run cannot do without a node beside this one."""
+        return self.companion is not None and self.companion.needs(peer)
 
     def pace(self) -> int:
         """How many steps the slowest worker here or below has taken by itself; -1: that is not known."""
@@ -332,7 +336,11 @@ class BaseNode(ABC):
         """End this node: hang up everywhere, then tell the driver. `in_order`: those above know that it has left."""
         reason = str(error) if error else "the run has ended"
         if error is None and in_order:
-            told = [conn for conn, peer in self._by_conn.items() if peer.dialled or self.renews(peer)]
+            told = [
+                conn
+                for conn, peer in self._by_conn.items()
+                if peer.dialled or self.renews(peer) or (peer.is_beside and not self.has_overlay)
+            ]
             self._effects += [Write(conn, 0, Gone()) for conn in told]
         for conn in [*self._by_conn, *self._handshake.connections]:
             self._effects.append(Hangup(conn, reason))

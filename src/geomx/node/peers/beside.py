@@ -1,4 +1,7 @@
-"""Nodes of one's own tier: met where a table needs them, and parted with. Nobody waits for them, or ends with them."""
+"""Nodes that come and go beside the tree: of one's own tier, met where a table of ways needs them, or servers of rows.
+
+Nobody waits for them, or ends with them, but where a `Companion` needs one.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,14 @@ from geomx.wire.session import Patience, Session
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """The other nodes of a tier with which one may be connected: with what patience, and those that it dials."""
+    """The nodes beside with which one may be connected: with what patience, and those that it dials.
+
+    `relays`: they are of its own tier, and pass on for each other.
+    """
 
     patience: Mapping[str, Patience] = field(default_factory=dict)
     dialled: frozenset[str] = frozenset()
+    relays: bool = True
 
 
 class Companion(Handler, Protocol):
@@ -32,6 +39,9 @@ class Companion(Handler, Protocol):
 
     def measured(self, measured: Measured) -> None:
         """See `Measured`."""
+
+    def needs(self, peer: Peer) -> bool:
+        """Whether the run cannot go on without it."""
 
 
 class BesideHost(Protocol):

@@ -75,7 +75,7 @@ class Delivery:
                 self._host.on_acknowledged(peer)
         elif isinstance(message, Gone):
             peer.has_gone = True
-        elif isinstance(message, Failure) and not peer.is_beside and self._host.heeds(peer):
+        elif isinstance(message, Failure) and self._host.heeds(peer):
             raise RunFailed(message.node, printable(message.reason), message.error)
         elif isinstance(message, Refuse):
             raise refused(self._host.name, peer.name, message)

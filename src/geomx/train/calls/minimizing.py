@@ -20,7 +20,7 @@ from geomx.errors import NotFinite, Unsupported
 from geomx.tables.lbfgs import Asks, Do, Evaluate, Outcome
 from geomx.tables.requests import packed
 from geomx.tables.vectors import Begin, Give, Next, Over, Read, Run, Write, ranges
-from geomx.train.calls.tables import Requests, Token
+from geomx.train.calls.requests import Requests, Token
 
 Vector = npt.NDArray[np.float64]
 AHEAD = 2  # portions that a worker has asked for, so that it has the next when it has done one

@@ -16,7 +16,8 @@ from geomx.errors import Unsupported
 from geomx.tables.lbfgs import minimize
 from geomx.train.calls.collectives import Collectives, Pending, ReduceOp
 from geomx.train.calls.minimizing import Minimizing, portions_of
-from geomx.train.calls.tables import Requests, Table, opened
+from geomx.train.calls.requests import Requests
+from geomx.train.calls.tables import Table, opened
 
 
 @dataclass(frozen=True)

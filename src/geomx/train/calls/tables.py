@@ -1,28 +1,33 @@
-"""A worker's end of tables: what it pulls and pushes, cut by shard; see `geomx.tables`."""
+"""A worker's end of tables: what it pulls and pushes, cut by those who hold the rows; see `geomx.tables`.
+
+Who holds rows may change while something is under way. What was cut by others comes back, and is cut and asked anew:
+pushes in their order, before anything else is asked.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from geomx.codecs.pack.values import FORMS
 from geomx.errors import ConfigError, NotFinite, Unsupported
-from geomx.node.requests import LARGEST_BYTES, Responded
+from geomx.node.requests import LARGEST_BYTES
 from geomx.tables import table_filters, table_inits, table_rules
 from geomx.tables.filters.contract import Filter, HeldBack
 from geomx.tables.hashing import Keys
-from geomx.tables.keys import MOST_LISTS, SentLists, coded, digest_of
+from geomx.tables.keys import SentLists, coded, digest_of
 from geomx.tables.requests import (
     MOST_COLUMNS,
     MOST_ROWS,
     OF_NO_CLOCK,
-    Asked,
     Done,
+    OfTable,
     Open,
     Pull,
     Push,
@@ -30,96 +35,46 @@ from geomx.tables.requests import (
     Scan,
     Sync,
     packed,
-    read_answer,
-    unpacked,
-    written,
 )
 from geomx.tables.ring import Ring
-from geomx.tables.vectors import Answer
-from geomx.train.calls.collective_client import CollectiveClient
+from geomx.train.calls.requests import Requests, Token
 
 MOST_PUSHES, MOST_CUTS, SCANNED = 8, 16, 1 << 18  # under way at once; remembered; rows at a time
-MOST_OPEN = MOST_LISTS // 2  # requests to one shard: what is asked again names lists that it still has
 MOST_BYTES = LARGEST_BYTES // 2  # of rows, to or from one shard at once
-Token = tuple[int, int]  # shard, number
 NO_KEYS = np.empty(0, np.int64)
 
 
 class _Part(NamedTuple):
-    """What of some keys belongs to one shard. `at`: where among them."""
+    """What of some keys belongs to one place. `at`: where among them."""
 
-    shard: int
+    place: int
     keys: Keys
     at: npt.NDArray[np.int64]
     digest: bytes
 
 
-class Requests:
-    """A worker's requests to the shards, and what they have answered."""
+class _Sent(NamedTuple):
+    """A push that is not answered. `epoch`: of the holders by whom it was cut; each part with its keys and rows."""
 
-    def __init__(self, client: CollectiveClient, shards: Sequence[str], goes_on: bool) -> None:
-        """`goes_on`: the run does, without those who are lost."""
-        self._client, self.shards, self.goes_on = client, tuple(shards), goes_on
-        self._numbers = [0] * len(self.shards)
-        self._open = [0] * len(self.shards)  # requests that are not answered
-        self._answers: dict[Token, tuple[Done | Answer, dict[str, torch.Tensor]]] = {}
-        self.sent_bytes = self.made = 0
-        self.evaluations = self.minimizations = 0  # so far, see `geomx.train.calls.minimizing`
-        client.responded = self._responded
-
-    def ask(self, shard: int, asked: Asked, payload: torch.Tensor | None = None) -> Token:
-        """Ask a shard; returns what to wait for."""
-        if self._open[shard] >= MOST_OPEN:
-            self._client.port.wait(
-                lambda: self._open[shard] < MOST_OPEN, lambda: f"{self.shards[shard]} to answer about tables"
-            )
-        self._open[shard] += 1
-        self._numbers[shard] += 1
-        self.made += 1
-        what = written(asked)
-        self.sent_bytes += len(what) + (0 if payload is None else payload.nbytes)
-        self._client.ask(shard, self._numbers[shard], what, payload)
-        return shard, self._numbers[shard]
-
-    def wait(self, tokens: Iterable[Token], whom: str) -> list[tuple[Done, dict[str, torch.Tensor]]]:
-        """The answers to these, in order. `whom` it waits for."""
-        wanted = list(tokens)
-        self._client.port.wait(lambda: self.has(wanted), lambda: whom)
-        found = [self._answers.pop(token) for token in wanted]
-        return [(done, arrays) for done, arrays in found if isinstance(done, Done)]
-
-    def has(self, tokens: Iterable[Token]) -> bool:
-        """Whether all of these are answered."""
-        return self._answers.keys() >= set(tokens)
-
-    def wait_for_any(self, groups: Sequence[Sequence[Token]], whom: str) -> None:
-        """Return when all of one of these groups are answered."""
-        self._client.port.wait(lambda: any(map(self.has, groups)), lambda: whom)
-
-    def numbers(self, token: Token) -> tuple[tuple[float, ...], torch.Tensor | None]:
-        """The answer to a request about vectors, which has come."""
-        answer, arrays = self._answers.pop(token)
-        return answer.numbers if isinstance(answer, Answer) else (), arrays.get("values")
-
-    def _responded(self, item: Responded) -> None:
-        self._open[item.shard] -= 1
-        self._answers[item.shard, item.number] = read_answer(item.what), unpacked(item.payload)
+    epoch: int
+    clock: int
+    parts: list[tuple[Token, Keys, torch.Tensor]]
 
 
 class Pulled:
     """Rows that were asked for with `wait=False`."""
 
-    def __init__(
-        self, table: Table, tokens: list[Token], parts: list[_Part], inverse: Any, shape: Any
-    ) -> None:
-        self._table, self._tokens, self._parts = table, tokens, parts
-        self._inverse, self._shape = inverse, shape
+    def __init__(self, table: Table, keys: Keys, inverse: Any, shape: Any) -> None:
+        self._table, self._keys, self._inverse, self._shape = table, keys, inverse, shape
+        self._asked = table.ask_for(keys)
         self._result: torch.Tensor | None = None
 
     def result(self) -> torch.Tensor:
         """The rows, when they are there; see `Table.pull`."""
         if self._result is None:
-            self._result = self._table.pulled(self._tokens, self._parts, self._inverse, self._shape)
+            found = self._table.pulled(self._keys, self._asked)
+            found = found if self._inverse is None else found[torch.from_numpy(self._inverse)]
+            self._result = found.view(*self._shape, self._table.columns)
         return self._result
 
 
@@ -142,13 +97,15 @@ class Table:
         self._filters: list[tuple[Filter, HeldBack]] = [
             (table_filters.make(spec), HeldBack(opened.columns)) for spec in chain
         ]
-        self._ring = Ring(requests.shards)
+        self._epoch = -1  # of the holders by whom what follows was cut
         self._cuts: OrderedDict[bytes, list[_Part]] = OrderedDict()
-        self._lists = [SentLists() for _ in requests.shards]
-        self._under_way: deque[list[Token]] = deque()
-        tokens = [requests.ask(shard, opened) for shard in range(len(requests.shards))]
+        self._lists: dict[int, SentLists] = {}  # by place
+        self._under_way: deque[_Sent] = deque()
         whom = f"every worker to open the table {self.name!r}"
-        clocks = [done.clock for done, _ in requests.wait(tokens, whom)]
+        clocks = [
+            done.clock
+            for done, _ in self._of_all(lambda epoch: msgspec.structs.replace(opened, epoch=epoch), whom)
+        ]
         # A script that is started again makes the pushes that some shard lacks; those that have one leave it out.
         self.clock, self.behind = max(clocks) if requests.goes_on else min(clocks), 0
 
@@ -169,19 +126,7 @@ class Table:
         """
         flat, shape = self._flat(keys)
         unique, inverse = _unique(flat)
-        parts = self._cut(unique)
-        largest = max((self._form.size_bytes(len(part.keys) * self.columns) for part in parts), default=0)
-        if largest > MOST_BYTES:
-            raise Unsupported(
-                f"{self.name}.pull: {largest} bytes from one global server; at most {MOST_BYTES}: pull fewer rows at "
-                "once"
-            )
-        tokens = []
-        for part in parts:
-            payload = self._keys_of(part)
-            asked = Pull(self.name, self.clock, part.digest, self._form_name)
-            tokens.append(self._requests.ask(part.shard, asked, packed(**payload)))
-        pulled = Pulled(self, tokens, parts, inverse, shape)
+        pulled = Pulled(self, unique, inverse, shape)
         return pulled.result() if wait else pulled
 
     def push(self, keys: Any, gradients: Any) -> None:
@@ -213,7 +158,11 @@ class Table:
             given = total.index_add_(0, torch.from_numpy(inverse), given)
         for each, held in self._filters:
             unique, given = self._filtered(each, held, unique, given)
-        self._send(unique, given)
+        self._send_again()
+        self._send(unique, given, self.clock)
+        self.clock += 1
+        if len(self._under_way) > MOST_PUSHES:
+            self._settle()
 
     def flush(self) -> None:
         """Push what filters hold back, and return when every push has come to its shard. The end of a run does so."""
@@ -226,7 +175,7 @@ class Table:
             if inverse is not None:
                 rows = torch.zeros(len(unique), self.columns).index_add_(0, torch.from_numpy(inverse), rows)
             if len(unique):
-                self._send(unique, rows, counts=False)
+                self._send(unique, rows, OF_NO_CLOCK)
         while self._under_way:
             self._settle()
 
@@ -236,9 +185,8 @@ class Table:
         With `staleness=0`, workers that have pushed more often than others wait with that for nobody any more.
         """
         self.flush()
-        tokens = [self._requests.ask(shard, Sync(self.name)) for shard in range(len(self._requests.shards))]
         whom = f"the others of its group to call sync() of the table {self.name!r}"
-        self.clock = max(done.clock for done, _ in self._requests.wait(tokens, whom))
+        self.clock = max(done.clock for done, _ in self._of_all(lambda epoch: Sync(self.name, epoch), whom))
 
     def put(self, keys: Any, rows: Any) -> None:
         """Give rows these values, as out of a file; what their rule keeps of them begins anew.
@@ -258,41 +206,72 @@ class Table:
                 f"{self.name}.put: {len(flat)} keys, each once, and rows of shape {[*shape, self.columns]}; found "
                 f"{list(given.shape)}"
             )
-        sorted_rows = given.reshape(-1, self.columns)[torch.from_numpy(order)]
-        tokens = []
-        for part in self._cut(flat[order]):
-            payload = packed(**coded(part.keys, self.rows), rows=sorted_rows[torch.from_numpy(part.at)])
-            tokens.append(self._requests.ask(part.shard, Put(self.name), payload))
-        self._requests.wait(tokens, self._servers)
+        keys, ordered = flat[order], given.reshape(-1, self.columns)[torch.from_numpy(order)]
+        while len(keys):
+            parts, epoch = self._cut(keys), self._epoch
+            tokens = []
+            for part in parts:
+                payload = packed(**coded(part.keys, self.rows), rows=ordered[torch.from_numpy(part.at)])
+                tokens.append(self._requests.ask(part.place, Put(self.name, epoch), payload))
+            answers = self._requests.wait(tokens, self._servers)
+            back = [part.at for part, (done, _) in zip(parts, answers, strict=True) if done is None]
+            at = np.sort(np.concatenate([NO_KEYS, *back]))
+            keys, ordered = keys[at], ordered[torch.from_numpy(at)]
 
     @property
     def _servers(self) -> str:
-        return f"{', '.join(self._requests.shards)} to answer about the table {self.name!r}"
+        return f"{self._requests.servers} to answer about the table {self.name!r}"
+
+    def _of_all(
+        self, asked: Callable[[int], OfTable], whom: str
+    ) -> list[tuple[Done, dict[str, torch.Tensor]]]:
+        """What all who hold rows say to `asked(epoch)`, in order."""
+        while True:
+            self._send_again()
+            holders = self._requests.holders
+            tokens = [self._requests.ask(place, asked(holders.epoch)) for place in holders.places]
+            answers = self._requests.wait(tokens, whom)
+            done = [(done, arrays) for done, arrays in answers if done is not None]
+            if len(done) == len(answers):
+                return done
 
     def items(self) -> Iterator[tuple[npt.NDArray[np.int64], torch.Tensor]]:
         """All rows that somebody has updated, as they are when they are read.
 
         Yields:
-            Keys of shape (some,), and their rows of shape (some, columns), shard by shard.
+            Keys of shape (some,), and their rows of shape (some, columns), server by server.
         """
-        for shard in range(len(self._requests.shards)):
-            start = 0
-            while True:
-                count = max(1, min(SCANNED, MOST_BYTES // (8 + 4 * self.columns)))
-                token = self._requests.ask(shard, Scan(self.name, start, count))
-                ((_, arrays),) = self._requests.wait([token], self._servers)
-                keys = arrays["keys"].numpy()
-                if not len(keys):
-                    break
-                yield keys, arrays["rows"]
-                start += len(keys)
+        count = max(1, min(SCANNED, MOST_BYTES // (8 + 4 * self.columns)))
+        whole: list[tuple[Ring, int]] = []  # all rows were given of so many servers, the first of a ring
+        given: list[Keys] = []  # and of one that was not at its end
+        holders, ring, at, start, own = self._requests.holders, self._requests.ring, 0, 0, list[Keys]()
+        while at < len(holders.places):
+            token = self._requests.ask(holders.places[at], Scan(self.name, start, count, holders.epoch))
+            ((done, arrays),) = self._requests.wait([token], self._servers)
+            if done is None:  # rows have moved: once more from the first server on, without what was given
+                whole.append((ring, at))
+                given += own
+                holders, ring, at, start, own = self._requests.holders, self._requests.ring, 0, 0, []
+                continue
+            keys: Keys = arrays["keys"].numpy()
+            if not len(keys):
+                at, start, own = at + 1, 0, []
+                continue
+            start += len(keys)
+            own.append(keys)
+            is_new = np.ones(len(keys), bool)
+            for before, servers in whole:
+                is_new &= before.shards_of(keys) >= servers
+            for each in given:
+                is_new &= ~np.isin(keys, each)
+            yield keys[is_new], arrays["rows"][torch.from_numpy(is_new)]
 
     def pushes(self) -> list[dict[str, int]]:
-        """By shard: how many pushes of each worker it has taken."""
-        tokens = [
-            self._requests.ask(shard, Scan(self.name, 0, 1)) for shard in range(len(self._requests.shards))
+        """By server: how many pushes of each worker it has taken."""
+        return [
+            dict(done.clocks)
+            for done, _ in self._of_all(lambda epoch: Scan(self.name, 0, 1, epoch), self._servers)
         ]
-        return [dict(done.clocks) for done, _ in self._requests.wait(tokens, self._servers)]
 
     @property
     def sent_bytes(self) -> int:
@@ -318,17 +297,21 @@ class Table:
         return found.reshape(-1).astype(np.int64), found.shape
 
     def _cut(self, keys: Keys) -> list[_Part]:
-        """Different keys, that rise, by shard."""
+        """Different keys, that rise, by place of those who hold rows now."""
+        holders = self._requests.holders
+        if self._epoch != holders.epoch:
+            self._epoch, self._lists = holders.epoch, {place: SentLists() for place in holders.places}
+            self._cuts.clear()
         digest = digest_of(keys)
         parts = self._cuts.get(digest)
         if parts is None:
-            shards = self._ring.shards_of(keys)
+            theirs = self._requests.ring.shards_of(keys)
             parts = []
-            for shard in range(len(self._requests.shards)):
-                at = np.flatnonzero(shards == shard)
+            for index, place in enumerate(holders.places):
+                at = np.flatnonzero(theirs == index)
                 if len(at):
                     own = keys[at]
-                    parts.append(_Part(shard, own, at, digest_of(own)))
+                    parts.append(_Part(place, own, at, digest_of(own)))
             self._cuts[digest] = parts
             if len(self._cuts) > MOST_CUTS:
                 self._cuts.popitem(last=False)
@@ -336,7 +319,7 @@ class Table:
 
     def _keys_of(self, part: _Part) -> dict[str, torch.Tensor]:
         """What goes with a request that names these keys."""
-        is_new = self._lists[part.shard].name(part.digest)
+        is_new = self._lists[part.place].name(part.digest)
         return coded(part.keys, self.rows) if is_new else {}
 
     # -- what goes, and what comes --------------------------------------------------------------------------------
@@ -351,34 +334,69 @@ class Table:
             held.hold(keys[~sends], rows[torch.from_numpy(~sends)])
         return keys[sends], rows[torch.from_numpy(sends)]
 
-    def _send(self, keys: Keys, rows: torch.Tensor, counts: bool = True) -> None:
-        """Every shard hears of every push, since its clocks go by them. `counts`: it is one of this worker's steps."""
-        parts, packs = {part.shard: part for part in self._cut(keys)}, dict[int, torch.Tensor]()
-        for shard, part in parts.items():
-            own = rows if len(part.keys) == len(keys) else rows[torch.from_numpy(part.at)]
-            packs[shard] = self._form.pack(own.reshape(-1))
-            if packs[shard].nbytes > MOST_BYTES:
+    def _send(self, keys: Keys, rows: torch.Tensor, clock: int) -> None:
+        """Everybody who holds rows hears of every push, since clocks go by them."""
+        parts, packs = {part.place: part for part in self._cut(keys)}, dict[int, torch.Tensor]()
+        own = {
+            place: rows if len(part.keys) == len(keys) else rows[torch.from_numpy(part.at)]
+            for place, part in parts.items()
+        }
+        for place in parts:
+            packs[place] = self._form.pack(own[place].reshape(-1))
+            if packs[place].nbytes > MOST_BYTES:
                 raise Unsupported(
-                    f"{self.name}.push: {packs[shard].nbytes} bytes for {self._requests.shards[shard]}; at most "
-                    f"{MOST_BYTES}: push fewer rows at once"
+                    f"{self.name}.push: {packs[place].nbytes} bytes for one global server; at most {MOST_BYTES}: "
+                    "push fewer rows at once"
                 )
-        tokens = []
-        for shard in range(len(self._requests.shards)):
-            part = parts.get(shard) or _Part(shard, NO_KEYS, NO_KEYS, digest_of(NO_KEYS))
-            arrays = self._keys_of(part) | ({"rows": packs[shard]} if shard in packs else {})
-            clock = self.clock if counts else OF_NO_CLOCK
-            asked = Push(self.name, clock, part.digest, self._form_name)
-            tokens.append(self._requests.ask(shard, asked, packed(**arrays)))
-        self.clock += counts
-        self._under_way.append(tokens)
-        if len(self._under_way) > MOST_PUSHES:
-            self._settle()
+        sent, nothing = _Sent(self._epoch, clock, []), torch.empty(0, self.columns)
+        for place in self._requests.holders.places:
+            part = parts.get(place) or _Part(place, NO_KEYS, NO_KEYS, digest_of(NO_KEYS))
+            arrays = self._keys_of(part) | ({"rows": packs[place]} if place in packs else {})
+            asked = Push(self.name, clock, part.digest, self._form_name, sent.epoch)
+            token = self._requests.ask(place, asked, packed(**arrays))
+            sent.parts.append((token, part.keys, own.get(place, nothing)))
+        self._under_way.append(sent)
 
     def _settle(self) -> None:
-        self._learn(done for done, _ in self._requests.wait(self._under_way.popleft(), self._servers))
+        """The oldest push that is not answered is taken, or sent anew."""
+        sent = self._under_way.popleft()
+        answers = self._requests.wait((token for token, _, _ in sent.parts), self._servers)
+        self._learn(done for done, _ in answers)
+        back = [
+            (keys, rows)
+            for (_, keys, rows), (done, _) in zip(sent.parts, answers, strict=True)
+            if done is None
+        ]
+        if back:
+            keys = np.concatenate([keys for keys, _ in back])
+            order = np.argsort(keys)
+            self._send(
+                keys[order], torch.cat([rows for _, rows in back])[torch.from_numpy(order)], sent.clock
+            )
 
-    def pulled(self, tokens: list[Token], parts: list[_Part], inverse: Any, shape: Any) -> torch.Tensor:
-        """The rows that these answers bring."""
+    def _send_again(self) -> None:
+        """What was cut by those who hold rows no more is pushed before anything else."""
+        while self._under_way and self._under_way[0].epoch != self._requests.holders.epoch:
+            self._settle()
+
+    def ask_for(self, keys: Keys) -> list[tuple[Token, _Part]]:
+        """Ask for rows; raises `Unsupported` for too many."""
+        self._send_again()
+        parts, epoch = self._cut(keys), self._requests.holders.epoch
+        largest = max((self._form.size_bytes(len(part.keys) * self.columns) for part in parts), default=0)
+        if largest > MOST_BYTES:
+            raise Unsupported(
+                f"{self.name}.pull: {largest} bytes from one global server; at most {MOST_BYTES}: pull fewer rows at "
+                "once"
+            )
+        asked = []
+        for part in parts:
+            pull = Pull(self.name, self.clock, part.digest, self._form_name, epoch)
+            asked.append((self._requests.ask(part.place, pull, packed(**self._keys_of(part))), part))
+        return asked
+
+    def pulled(self, keys: Keys, asked: list[tuple[Token, _Part]]) -> torch.Tensor:
+        """The rows that were asked for, [keys, columns]."""
         bound = self._opened.staleness
         whom = (
             self._servers
@@ -387,22 +405,23 @@ class Table:
                 f"the slowest of its group in the table {self.name!r}, ahead of whom it is {bound} pushes at most"
             )
         )
-        answers = self._requests.wait(tokens, whom)
-        found = torch.empty(sum(len(part.keys) for part in parts), self.columns)
-        for part, (_, arrays) in zip(parts, answers, strict=True):
+        answers = self._requests.wait((token for token, _ in asked), whom)
+        while any(done is None for done, _ in answers):
+            asked = self.ask_for(keys)
+            answers = self._requests.wait((token for token, _ in asked), whom)
+        found = torch.empty(len(keys), self.columns)
+        for (_, part), (_, arrays) in zip(asked, answers, strict=True):
             own = self._form.unpack(arrays["rows"].reshape(-1), len(part.keys) * self.columns, torch.float32)
             found[torch.from_numpy(part.at)] = own.view(-1, self.columns)
         if answers:
-            self.behind = max(done.clock - done.slowest for done, _ in answers)
+            self.behind = max(done.clock - done.slowest for done, _ in answers if done is not None)
         self._learn(done for done, _ in answers)
-        if inverse is not None:
-            found = found[torch.from_numpy(inverse)]
-        return found.view(*shape, self.columns)
+        return found
 
-    def _learn(self, answers: Iterable[Done]) -> None:
+    def _learn(self, answers: Iterable[Done | None]) -> None:
         """Where the run has gone on without this worker, so does its clock."""
         if self._requests.goes_on:
-            self.clock = max([self.clock, *(done.clock for done in answers)])
+            self.clock = max([self.clock, *(done.clock for done in answers if done is not None)])
 
 
 def opened(

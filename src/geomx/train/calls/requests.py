@@ -1,0 +1,91 @@
+"""A worker's requests to the shards and row servers, and what they have answered; see `geomx.node.requests`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from geomx.node.requests import Responded
+from geomx.tables.keys import MOST_LISTS
+from geomx.tables.requests import Asked, Done, Holders, read_answer, unpacked, written
+from geomx.tables.ring import Ring
+from geomx.tables.vectors import Answer
+from geomx.train.calls.collective_client import CollectiveClient
+
+MOST_OPEN = MOST_LISTS // 2  # requests to one place: what is asked again names lists that it still has
+Token = tuple[int, int]  # place, number
+
+
+class Requests:
+    """See the module's text.
+
+    Attributes:
+        shards: The global servers, by name.
+        holders: Who holds rows of tables, as far as this worker knows; `ring`: which of them has which.
+        goes_on: Whether the run does, without those who are lost.
+    """
+
+    def __init__(
+        self, client: CollectiveClient, shards: Sequence[str], names: Sequence[str], goes_on: bool
+    ) -> None:
+        """`names`: of whoever may hold rows, by place; the first are the shards."""
+        self._client, self.shards, self._names, self.goes_on = client, tuple(shards), tuple(names), goes_on
+        self.holders, self.ring = Holders(0, tuple(range(len(shards)))), Ring(shards)
+        self._numbers = Counter[int]()
+        self._open = Counter[int]()  # requests that are not answered
+        self._answers: dict[Token, tuple[Done | Holders | Answer, dict[str, torch.Tensor]]] = {}
+        self.sent_bytes = self.made = 0
+        self.evaluations = self.minimizations = 0  # so far, see `geomx.train.calls.minimizing`
+        client.responded = self._responded
+
+    def ask(self, place: int, asked: Asked, payload: torch.Tensor | None = None) -> Token:
+        """Ask whoever has that place; returns what to wait for."""
+        if self._open[place] >= MOST_OPEN:
+            self._client.port.wait(
+                lambda: self._open[place] < MOST_OPEN, lambda: f"{self._names[place]} to answer about tables"
+            )
+        self._open[place] += 1
+        self._numbers[place] += 1
+        self.made += 1
+        what = written(asked)
+        self.sent_bytes += len(what) + (0 if payload is None else payload.nbytes)
+        self._client.ask(place, self._numbers[place], what, payload)
+        return place, self._numbers[place]
+
+    def wait(self, tokens: Iterable[Token], whom: str) -> list[tuple[Done | None, dict[str, torch.Tensor]]]:
+        """The answers to these, in order; None: others hold rows by now, and it is to be asked again.
+
+        `whom`: it waits for.
+        """
+        wanted = list(tokens)
+        self._client.port.wait(lambda: self.has(wanted), lambda: whom)
+        found = [self._answers.pop(token) for token in wanted]
+        for answer, _ in found:
+            if isinstance(answer, Holders) and answer.epoch > self.holders.epoch:
+                self.holders = answer
+                self.ring = Ring([self._names[place] for place in answer.places])
+        return [(answer if isinstance(answer, Done) else None, arrays) for answer, arrays in found]
+
+    @property
+    def servers(self) -> str:
+        """Whoever holds rows, by name."""
+        return ", ".join(self._names[place] for place in self.holders.places)
+
+    def has(self, tokens: Iterable[Token]) -> bool:
+        """Whether all of these are answered."""
+        return self._answers.keys() >= set(tokens)
+
+    def wait_for_any(self, groups: Sequence[Sequence[Token]], whom: str) -> None:
+        """Return when all of one of these groups are answered."""
+        self._client.port.wait(lambda: any(map(self.has, groups)), lambda: whom)
+
+    def numbers(self, token: Token) -> tuple[tuple[float, ...], torch.Tensor | None]:
+        """The answer to a request about vectors, which has come."""
+        answer, arrays = self._answers.pop(token)
+        return answer.numbers if isinstance(answer, Answer) else (), arrays.get("values")
+
+    def _responded(self, item: Responded) -> None:
+        self._open[item.shard] -= 1
+        self._answers[item.shard, item.number] = read_answer(item.what), unpacked(item.payload)

@@ -1,0 +1,130 @@
+"""Row servers that come and go while a run trains tables: nothing is lost, and nothing counts twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from live_runs import Faults, place_of, sleep, train
+from trees import topology_of
+
+from geomx.node.factory import make_node
+from geomx.simulate.simulator import Network, Simulator
+from geomx.train import LiveRun
+
+ROWS, STEPS, COLUMNS = 3000, 12, 2
+SLOW = Network(rate_mbps=20.0, delay_ms=8.0)
+
+
+def keys_of(step: int, place: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(1000 * step + place).integers(0, ROWS, 200)
+
+
+def script(run: LiveRun, staleness: int | None, rule: str = "add", **how: Any) -> dict[str, Any]:
+    """Pulls, pushes what depends on what was read where that is certain, and at the end reads all."""
+    init = "normal std=0.1" if staleness == 0 else "zeros"  # else sums would be rounded as they come
+    table = run.table("t", ROWS, COLUMNS, rule=rule, init=init, staleness=staleness, **how)
+    for step in range(STEPS):
+        keys = keys_of(step, place_of(run))
+        rows = table.pull(keys)
+        table.push(keys, torch.ones(len(keys), COLUMNS) + (0.1 * rows if staleness == 0 else 0))
+        sleep(run, 0.02 * (1 + place_of(run)))
+    table.sync()
+    found = table.pull(range(ROWS))
+    items = list(table.items())
+    pushes = table.pushes()
+    run.barrier()
+    run.close()
+    return {
+        "rows": found,
+        "pushes": pushes,
+        "keys": np.concatenate([keys for keys, _ in items]),
+        "items": torch.cat([rows for _, rows in items]),
+    }
+
+
+def servers(parties: tuple[int, ...], shards: int, *lives: tuple[int, float, float | None]) -> Faults:
+    """Row servers: each with its number, when it comes, and when it is asked to go."""
+    topology = topology_of(list(parties), shards)
+
+    def faults(simulator: Simulator, _: Callable[[str], None]) -> None:
+        for life, (number, comes_s, goes_s) in enumerate(lives, 1):
+            name = f"global/rows-{number}"
+            simulator.at(comes_s, partial(come, simulator, make_node(topology, name, incarnation=life)))
+            if goes_s is not None:
+                simulator.at(goes_s, partial(simulator.call, name, "retire"))
+
+    def come(simulator: Simulator, node: Any) -> None:
+        """Once a former process of its name has ended."""
+        if node.name in simulator.hosts and not simulator.has_stopped(node.name):
+            simulator.at(simulator.now + 0.05, partial(come, simulator, node))
+        else:
+            simulator.add(node)
+
+    return faults
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, each in found.items():
+        assert torch.equal(each["rows"], expected[name]["rows"]), name
+        assert len(np.unique(each["keys"])) == len(each["keys"])
+        assert torch.equal(each["items"], each["rows"][torch.from_numpy(each["keys"])])
+        assert set(each["keys"]) == set(expected[name]["keys"])
+
+
+@pytest.mark.parametrize("staleness", [0, 2, None])
+def test_one_comes_and_goes(staleness: int | None) -> None:
+    main = partial(script, staleness=staleness)
+    calm, _ = train((2, 1), main, shards=2, network=SLOW)
+    found, simulator = train(
+        (2, 1), main, shards=2, network=SLOW, faults=servers((2, 1), 2, (1, 0.3, 0.7))
+    )
+    same(found, calm)
+    assert [name for _, name, _ in simulator.noted("holds_rows")] == ["global/rows-1"]
+    assert simulator.has_stopped("global/rows-1") and simulator.error_of("global/rows-1") is None
+    assert all(len(each["pushes"]) == 2 for each in found.values())
+
+
+CALM: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+
+def calm(parties: tuple[int, ...], staleness: int | None, rule: str) -> dict[str, Any]:
+    """Without row servers, with one shard."""
+    key = parties, staleness, rule
+    if key not in CALM:
+        CALM[key], _ = train(parties, partial(script, staleness=staleness, rule=rule), network=SLOW)
+    return CALM[key]
+
+
+def drawn_lives(chance: random.Random) -> list[tuple[int, float, float | None]]:
+    """Of up to three servers, which may come more than once."""
+    lives: list[tuple[int, float, float | None]] = []
+    for number in chance.sample(range(1, 9), chance.randint(1, 3)):
+        comes_s = chance.uniform(0.0, 0.9)
+        goes_s = comes_s + chance.uniform(0.0, 0.6) if chance.random() < 0.8 else None
+        lives.append((number, comes_s, goes_s))
+        if goes_s is not None and chance.random() < 0.4:
+            lives.append((number, goes_s + 0.5, None))
+    return lives
+
+
+@pytest.mark.parametrize("seed", range(int(__import__("os").environ.get("N","30"))))
+def test_whoever_comes_and_goes_the_rows_are_the_same_bits(seed: int) -> None:
+    """Sums of ones are exact; with staleness 0 every bit counts, with whatever rule."""
+    chance = random.Random(seed)
+    parties, shards = chance.choice([(1, 1), (2, 1), (1, 1, 1)]), chance.choice([1, 2, 3])
+    staleness, rule = chance.choice([(0, "adagrad lr=0.1"), (0, "add"), (2, "add"), (None, "add")])
+    found, _ = train(
+        parties,
+        partial(script, staleness=staleness, rule=rule),
+        shards=shards,
+        network=SLOW,
+        faults=servers(parties, shards, *drawn_lives(chance)),
+    )
+    expected = calm(parties, staleness, rule)
+    same(found, {name: expected["A/0"] for name in found})
