@@ -18,6 +18,7 @@ from geomx.config.compatibility.script import Script
 from geomx.errors import ConfigError, Fault, GeomxError, Unsupported
 from geomx.launch import site_commands
 from geomx.launch.environment import apply_switches
+from geomx.tree import ROW_SERVERS
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 LOG_LINE = "%(asctime)s %(message)s"
@@ -36,6 +37,7 @@ EXAMPLES = {
         "sites.toml --role global",
         "sites.toml --role global --standby",
         "sites.toml --role local --party paris",
+        "sites.toml --role rows --place 2",
     ),
     "worker": (
         "sites.toml --party paris --rank 0 -- python train.py",
@@ -118,25 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plain(run)
     _add_strict(run, "treat settings that are known to cost accuracy as errors")
 
-    serve = _command(commands, "serve", _serve, "run one server: a global server, or a region's or party's")
-    serve.add_argument(
-        "--role", choices=("global", "region", "local"), required=True, help="which kind of server"
-    )
-    serve.add_argument(
-        "--shard", type=int, default=None, metavar="I", help="which global server, from 0 (default: 0)"
-    )
-    serve.add_argument(
-        "--standby",
-        type=int,
-        nargs="?",
-        const=1,
-        default=0,
-        metavar="K",
-        help="stand by to take that server's place, at its further address K of global.addresses (default: 1)",
-    )
-    serve.add_argument("--party", metavar="NAME", help="whose local server")
-    serve.add_argument("--region", metavar="NAME", help="which region's server")
-
+    _add_serve(commands)
     worker = _command(commands, "worker", _worker, "run a training script, or any command, as one worker")
     worker.usage = "geomx worker RUN.toml --party NAME [--rank I] [key=value ...] -- COMMAND ..."
     worker.add_argument("--party", metavar="NAME", required=True, help="the worker's party")
@@ -152,7 +136,10 @@ def _parser() -> argparse.ArgumentParser:
     leave = _add(commands, "leave", _leave, text)
     leave.add_argument("run", metavar="RUN.toml", help="description of the run")
     leave.add_argument(
-        "nodes", nargs="+", metavar="NODE", help="worker, local server or region, such as paris/1 or paris"
+        "nodes",
+        nargs="+",
+        metavar="NODE",
+        help="worker, local server, region or row server, such as paris/1 or paris",
     )
     leave.set_defaults(overrides=[])
 
@@ -220,6 +207,36 @@ def _add(
     )
     command.set_defaults(action=action)
     return command
+
+
+def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    serve = _command(
+        commands, "serve", _serve, "run one server: a global server, a region's or party's, or of rows"
+    )
+    serve.add_argument(
+        "--role", choices=("global", "region", "local", "rows"), required=True, help="which kind of server"
+    )
+    serve.add_argument(
+        "--shard", type=int, default=None, metavar="I", help="which global server, from 0 (default: 0)"
+    )
+    serve.add_argument(
+        "--standby",
+        type=int,
+        nargs="?",
+        const=1,
+        default=0,
+        metavar="K",
+        help="stand by to take that server's place, at its further address K of global.addresses (default: 1)",
+    )
+    serve.add_argument(
+        "--place",
+        type=int,
+        metavar="I",
+        help=f"which row server, from 1 to {len(ROW_SERVERS)} (default: 1): it holds rows of tables, and may come and "
+        "go while the run lasts",
+    )
+    serve.add_argument("--party", metavar="NAME", help="whose local server")
+    serve.add_argument("--region", metavar="NAME", help="which region's server")
 
 
 def _add_looks(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -362,9 +379,8 @@ def _serve(arguments: argparse.Namespace) -> None:
     run = _read(arguments)
     name = _server_name(run, arguments)
     with Ports() as ports:
-        ports.claim(
-            run, name, by="geomx serve", place=arguments.standby
-        )  # before seconds are spent on PyTorch
+        if name not in ROW_SERVERS:  # before seconds are spent on PyTorch
+            ports.claim(run, name, by="geomx serve", place=arguments.standby)
         run = _load(arguments, "tls", "proof", "hand")
         from geomx.launch.serve import serve  # noqa: PLC0415 (it imports torch)
 
@@ -376,7 +392,7 @@ def _server_name(run: Run, arguments: argparse.Namespace) -> str:
     """The server that the options mean; raises `ConfigError`."""
     if arguments.standby and arguments.role != "global":
         raise _wrong("--standby", str(arguments.standby), "only with --role global")
-    for option, role in (("party", "local"), ("shard", "global"), ("region", "region")):
+    for option, role in (("party", "local"), ("shard", "global"), ("region", "region"), ("place", "rows")):
         if getattr(arguments, option) is not None and arguments.role != role:
             raise _wrong(f"--{option}", str(getattr(arguments, option)), f"only with --role {role}")
     if arguments.role == "global":
@@ -390,6 +406,15 @@ def _server_name(run: Run, arguments: argparse.Namespace) -> str:
             allowed = f"at most {places - 1}, since global.addresses[{shard}] has {places} of them"
             raise _wrong("--standby", str(arguments.standby), allowed)
         return run.shard_names[shard]
+    if arguments.role == "rows":
+        place = 1 if arguments.place is None else arguments.place
+        if not 1 <= place <= len(ROW_SERVERS):
+            raise _wrong("--place", str(place), f"1 to {len(ROW_SERVERS)}")
+        if run.is_durable:
+            raise _wrong(
+                "--role", "rows", "no store.url and no run.replicas: rows that move are in no log yet"
+            )
+        return ROW_SERVERS[place - 1]
     if arguments.role == "region":
         names = [region.name for region in run.regions]
         allowed = f"one of {', '.join(names)}" if names else "no region, since there is no [[region]]"

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from live_runs import Faults, place_of, sleep, train
+from live_runs import Faults, dies, place_of, sleep, train
 from trees import topology_of
 
+from geomx.errors import NodeLost, RunFailed
 from geomx.node.factory import make_node
+from geomx.rounds.losses import Losses
 from geomx.simulate.simulator import Network, Simulator
-from geomx.train import LiveRun
+from geomx.train import LiveRun, Settings
+from geomx.wire.session import Patience
 
 ROWS, STEPS, COLUMNS = 3000, 12, 2
 SLOW = Network(rate_mbps=20.0, delay_ms=8.0)
@@ -48,9 +51,11 @@ def script(run: LiveRun, staleness: int | None, rule: str = "add", **how: Any) -
     }
 
 
-def servers(parties: tuple[int, ...], shards: int, *lives: tuple[int, float, float | None]) -> Faults:
+def servers(
+    parties: tuple[int, ...], shards: int, *lives: tuple[int, float, float | None], **how: Any
+) -> Faults:
     """Row servers: each with its number, when it comes, and when it is asked to go."""
-    topology = topology_of(list(parties), shards)
+    topology = topology_of(list(parties), shards, **how)
 
     def faults(simulator: Simulator, _: Callable[[str], None]) -> None:
         for life, (number, comes_s, goes_s) in enumerate(lives, 1):
@@ -81,9 +86,7 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_one_comes_and_goes(staleness: int | None) -> None:
     main = partial(script, staleness=staleness)
     calm, _ = train((2, 1), main, shards=2, network=SLOW)
-    found, simulator = train(
-        (2, 1), main, shards=2, network=SLOW, faults=servers((2, 1), 2, (1, 0.3, 0.7))
-    )
+    found, simulator = train((2, 1), main, shards=2, network=SLOW, faults=servers((2, 1), 2, (1, 0.3, 0.7)))
     same(found, calm)
     assert [name for _, name, _ in simulator.noted("holds_rows")] == ["global/rows-1"]
     assert simulator.has_stopped("global/rows-1") and simulator.error_of("global/rows-1") is None
@@ -113,7 +116,7 @@ def drawn_lives(chance: random.Random) -> list[tuple[int, float, float | None]]:
     return lives
 
 
-@pytest.mark.parametrize("seed", range(int(__import__("os").environ.get("N","30"))))
+@pytest.mark.parametrize("seed", range(24))
 def test_whoever_comes_and_goes_the_rows_are_the_same_bits(seed: int) -> None:
     """Sums of ones are exact; with staleness 0 every bit counts, with whatever rule."""
     chance = random.Random(seed)
@@ -127,4 +130,117 @@ def test_whoever_comes_and_goes_the_rows_are_the_same_bits(seed: int) -> None:
         faults=servers(parties, shards, *drawn_lives(chance)),
     )
     expected = calm(parties, staleness, rule)
-    same(found, {name: expected["A/0"] for name in found})
+    same(found, dict.fromkeys(found, expected["A/0"]))
+
+
+BEATS = Patience(0.1, 0.4)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_push_counts_once_in_all_lives_of_whoever_dies(seed: int) -> None:
+    """With `wait`, whoever is started again makes the pushes that some server lacks."""
+    chance = random.Random(seed)
+    parties, shards = (2, 1), chance.choice([1, 2, 3])
+    staleness = chance.choice([0, 2])
+
+    def main(run: LiveRun) -> list[float]:
+        table = run.table("t", 200, 3, rule="add", staleness=staleness)
+        while table.clock < 20:
+            sleep(run, 0.05)
+            table.pull(range(120))
+            table.push(range(120), torch.ones(120, 3))
+        table.sync()
+        rows = table.pull(range(120))
+        run.close()
+        return sorted(set(rows.flatten().tolist()))
+
+    died_s = chance.uniform(0.2, 1.0)
+    death = dies(chance.choice(["A", "B", "A/0", "B/0"]), at_s=died_s, back_s=died_s + 0.6)
+    lives = servers(parties, shards, *drawn_lives(chance), losses=Losses("wait", 60.0), patience=BEATS)
+
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        death(simulator, restart)
+        lives(simulator, restart)
+
+    found, _ = train(
+        parties,
+        main,
+        Settings(on_loss="wait"),
+        shards=shards,
+        faults=faults,
+        losses=Losses("wait", 60.0),
+        patience=BEATS,
+    )
+    assert list(found.values()) == [[60.0]] * 3
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_others_go_on_and_nothing_of_theirs_is_lost(seed: int) -> None:
+    chance = random.Random(1000 + seed)
+    parties, shards = (2, 1), chance.choice([1, 2, 3])
+    staleness, victim = chance.choice([0, 2, None]), chance.choice(["A", "B", "A/0", "B/0"])
+    made: dict[str, list[int]] = {}
+
+    def main(run: LiveRun) -> tuple[float, ...]:
+        table = run.table("t", 300, rule="add", staleness=staleness)
+        lives, own = made.setdefault(run.name, []), range(50 * place_of(run), 50 * place_of(run) + 50)
+        lives.append(0)
+        while table.clock < 60:
+            sleep(run, 0.05)
+            table.pull(range(0, 150, 7))
+            table.push(own, torch.ones(50))
+            lives[-1] += 1
+        table.flush()
+        run.barrier()
+        rows = table.pull(range(150)).view(3, 50)
+        for place, name in enumerate(run.workers):
+            count = sum(made[name])
+            least = count - 9 if name == victim else count
+            assert least <= rows[place].min() <= rows[place].max() <= count
+        run.close()
+        return tuple(rows.flatten().tolist())
+
+    died_s = chance.uniform(0.2, 1.0)
+    death = dies(victim, at_s=died_s, back_s=died_s + 1.0)
+    losses = Losses("continue", 60.0)
+    lives = servers(parties, shards, *drawn_lives(chance), losses=losses, patience=BEATS)
+
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        death(simulator, restart)
+        lives(simulator, restart)
+
+    found, _ = train(
+        parties,
+        main,
+        Settings(on_loss="continue"),
+        shards=shards,
+        faults=faults,
+        losses=losses,
+        patience=BEATS,
+    )
+    assert len(found) == 3 and len(set(found.values())) == 1
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_one_that_dies_takes_its_rows_along_or_nothing(seed: int) -> None:
+    """Before it holds rows nothing is lost, and behind that the run ends, and names it."""
+    chance = random.Random(seed)
+    staleness = chance.choice([0, 2])
+    died_s = chance.uniform(0.0, 0.8)
+    comes = servers((1, 1), 2, (3, chance.uniform(0.0, 0.3), chance.choice([None, 0.5])))
+
+    def faults(simulator: Simulator, restart: Callable[[str], None]) -> None:
+        comes(simulator, restart)
+        simulator.at(died_s, lambda: die(simulator))
+
+    def die(simulator: Simulator) -> None:
+        if "global/rows-3" in simulator.hosts and not simulator.has_stopped("global/rows-3"):
+            simulator.crash("global/rows-3", silent=chance.random() < 0.5)
+
+    try:
+        found, _ = train((1, 1), partial(script, staleness=staleness), shards=2, network=SLOW, faults=faults)
+    except (NodeLost, RunFailed) as error:
+        assert error.node == "global/rows-3"
+    else:
+        expected = calm((1, 1), staleness, "add")
+        same(found, dict.fromkeys(found, expected["A/0"]))

@@ -22,6 +22,7 @@ from geomx.node.contract import Called, asked_to_end
 from geomx.node.factory import make_node
 from geomx.node.topology import Topology
 from geomx.optim import optimizers
+from geomx.tree import ROW_SERVERS
 
 try:
     import uvloop
@@ -47,8 +48,8 @@ def serve(
     """Run a server's node until the run has ended; raises `GeomxError`. `place`: of its addresses, where it is.
 
     SIGTERM and Ctrl-C have the node tell its peers that it was asked to end, and fail; the second one kills. Where the
-    run goes on without whoever is lost, SIGTERM has a server that is no shard leave in order. `asked` is given the
-    number of a signal that ends the run.
+    run goes on without whoever is lost, SIGTERM has a server that is no shard leave in order, and always
+    a row server. `asked` is given the number of a signal that ends the run.
     """
     reuse_freed_blocks()
     torch.set_num_threads(1)  # a slice is too small to share out, and the other core has its own work
@@ -66,6 +67,8 @@ def serve(
     node = make_node(Topology.of(run, secret_of(run)), name, incarnation, term)
     if run.is_durable and name in run.shard_names:
         softly = "step_down"
+    elif name in ROW_SERVERS:
+        softly = "retire"
     else:
         softly = "retire" if run.run.on_loss == "continue" and name not in run.shard_names else ""
     run_loop(_until_asked(Driver(node, wire(run, name, place), recorder, durable=durable), asked, softly))

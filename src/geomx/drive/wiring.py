@@ -16,7 +16,7 @@ from geomx.config.compatibility.lossy_channels import LAN, WAN, check_proof, edg
 from geomx.config.reading.problems import KeyPath
 from geomx.drive.real import ListeningEdge, Wiring
 from geomx.node.topology import Topology
-from geomx.tree import TOP
+from geomx.tree import ROW_SERVERS, TOP
 
 Changes = list[tuple[LinkChange, Callable[[], None]]]
 
@@ -32,6 +32,9 @@ def wire(run: Run, name: str, place: int = 0) -> Wiring:
         party, channel = tree.parent(name), _lan(run)
         door, others = _beside(run, name, channel, _channel(run, LAN, None, LAN_CHUNK_BYTES))
         return Wiring(peers={party: (channel, run.addresses_of(party)), **others}, beside=door)
+    if name in ROW_SERVERS:
+        channel = _channel_below(run, TOP)
+        return Wiring(peers={shard: (channel, run.addresses_of(shard)) for shard in tree.shards})
     listening, changes = _listening(run, name, run.listen_address_of(name, place))
     if tree.is_shard(name):
         channel, beside = _channel_below(run, TOP), tree.beside(name, run.run.replicas)

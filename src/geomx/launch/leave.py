@@ -21,6 +21,7 @@ from geomx.config import Run
 from geomx.errors import ConfigError, Fault, NodeLost, WaitTimeout, nearest
 from geomx.launch.environment import read_place
 from geomx.observe.records import CLOCK, RecordFiles
+from geomx.tree import ROW_SERVERS
 
 DOORS = Path("/proc/net/unix")
 LEFT = b"1"
@@ -68,7 +69,8 @@ def leave(run: Run, nodes: Sequence[str]) -> None:
             asked.append((node, process, os.pidfd_open(process), _at_door(run.run.name, node, process)))
     for node, process, handle, _ in asked:
         signal.pidfd_send_signal(handle, signal.SIGTERM)
-        below = "" if run.tree.is_worker(node) else ", and all below it"
+        is_lone = run.tree.is_worker(node) or node in ROW_SERVERS
+        below = "" if is_lone else ", and all below it"
         print(f"{node} (process {process}) is asked to leave{below}", flush=True)
     within_s = 2 * run.limits.stop_s + MORE_S
     lost = []
@@ -146,7 +148,7 @@ def _ends(process: int, within_s: float) -> bool:
 def _faults(run: Run, node: str) -> list[Fault]:
     """Why a node cannot be asked to leave from here."""
     tree = run.tree
-    if node not in tree.nodes:
+    if node not in (*tree.nodes, *ROW_SERVERS):
         return [Fault("NODE", node, ", ".join(tree.nodes), nearest(node, tree.nodes))]
     if tree.is_shard(node):
         return [
@@ -154,7 +156,7 @@ def _faults(run: Run, node: str) -> list[Fault]:
                 "NODE", node, "workers and servers below the global ones", "the run ends with a global server"
             )
         ]
-    if run.run.on_loss != "continue":
+    if run.run.on_loss != "continue" and node not in ROW_SERVERS:
         return [
             Fault(
                 "run.on_loss",

@@ -31,7 +31,7 @@ def serve(run: Run, node: str, standby: int = 0) -> None:
     progress = (
         None
         if place.watched
-        else NodeProgress(() if run.tree.is_shard(node) else ends_above(run.tree, node)).take
+        else NodeProgress(() if node in run.tree.holders else ends_above(run.tree, node)).take
     )
     recorder = Recorder(place.records, node, place.trace, place.watched, progress)
     asked: list[int] = []

@@ -17,6 +17,8 @@ _SENTENCES = {
     "failed": "{node} failed: {reason}",
     "first_weights": "first weights: {share:.0%}, {arrived_mb:,.1f} of {of_mb:,.1f} MB",
     "finished": "finished after {steps} steps",
+    "hands_over": "was asked to leave, and hands its rows over",
+    "holds_rows": "has come: its share of the rows of all tables is here",
     "joined": "{peer} joined",
     "left": "{peer} left",
     "link": "link of {party} from {at_s:.1f} s on: {state}",

@@ -71,6 +71,9 @@ class Moving(Protocol):
     def opens(self, at: TableAt) -> None:
         """A table that others have opened is here, too, without rows."""
 
+    def changed(self) -> None:
+        """See `TableShard.changed`."""
+
     def interrupt(self, table: Table) -> None:
         """Answer what waits for others: pulls are to come again."""
 
@@ -123,9 +126,9 @@ class Holding:
         self._serial = 0  # how many there were
 
     @property
-    def is_still(self) -> bool:
-        """Whether no change is under way here."""
-        return self._change is None
+    def moves(self) -> bool:
+        """Whether rows are on their way, so that nothing here may change."""
+        return self._change is not None and self._change.reached
 
     def may_open(self, table: str) -> bool:
         """Whether a table may open now."""
@@ -154,7 +157,7 @@ class Holding:
         ):
             self.send_back(came)
             return False
-        if asked.epoch == self.now.epoch and (self.is_still or isinstance(asked, Open)):
+        if asked.epoch == self.now.epoch and (self._change is None or isinstance(asked, Open)):
             return True
         self._waiting.setdefault(worker, deque()).append(_Waiting(came, payload, now))
         self._go_on(worker)
@@ -327,6 +330,7 @@ class Holding:
         if is_new:
             target = {} if change is None or change.target is None else change.target
             self._tables.settle(target, self._belongs(holders.places, self._place))
+        self._tables.changed()  # as far as it was held up
         waiting, self._waiting = self._waiting, {}
         for each in (each for of_worker in waiting.values() for each in of_worker):
             if self.admits(each.came, each.payload, False, each.since):

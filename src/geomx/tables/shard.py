@@ -194,6 +194,8 @@ class TableShard:
         """Others take part than before."""
         for table in self.tables.values():
             table.clocks.changed(self._host.present())
+            if self.holding.moves:
+                continue
             self._look_whether_open(table)
             for group in sorted(set(table.clocks.groups.values())):
                 self._apply(table, group)
@@ -267,8 +269,6 @@ class TableShard:
                 for worker, given in held.items():
                     held[worker] = [each.only(keeps(each.keys), table.opened.columns) for each in given]
             self._host.run(table.index, partial(table.rows.keep, keeps), lambda _: None, 0)
-            for group in sorted(set(table.clocks.groups.values())):
-                self._apply(table, group)
 
     def behind(self, now: float) -> Iterable[tuple[str, str, list[str], float]]:
         """The pulls that wait: of which table, whose, for whom, and for how many seconds."""

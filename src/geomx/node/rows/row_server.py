@@ -126,7 +126,7 @@ class RowServer(BaseNode):
         if self._retires:
             return
         self._retires = True
-        self.note("retires", "info")
+        self.note("hands_over", "info")
         if self._state == "apart":
             self.stop()
         elif self._state == "there":
@@ -148,6 +148,7 @@ class RowServer(BaseNode):
                 self._begin_to("goes")
         else:
             self._state = "gone"
+            self.note("left", "info", peer=self.name)
             self._look_whether_to_end()
 
     def _go_on(self) -> None:
