@@ -3,19 +3,25 @@
     python benchmarks/row_tables.py              two minutes; every row is a run of its own
 
 Prints rows pulled and pushed a second, bytes of a step that a worker sends, and the loss on clicks that nobody has
-seen, for values, filters, key caching and staleness. A dense push of the table has 40 MB. `--worker` is what each
-process of it runs.
+seen, for values, filters, key caching and staleness. A dense push of the table has 40 MB. Then a row server comes in the middle
+and goes again: the same, the rows of each server while it is there, and the longest step. `--worker` is what each process
+of it runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from tables import BATCH, FEATURES, drawn, loss_of
 
 STEPS, EPOCHS = 60, 2  # the same batches in each pass, as a training set has
+COMES, GOES, LONG = 60, 240, 300  # steps of the run with a row server
 ROWS = {
     "float32": "",
     "bf16": "values=bf16",
@@ -40,6 +47,9 @@ DESCRIPTION = """
 script = "{script}"
 arguments = ["--worker", "{how}"]
 shards = 2
+secret_file = "secret"
+[global]
+addresses = ["127.0.0.1:{one}", "127.0.0.1:{other}"]
 [[party]]
 name = "A"
 workers = 1
@@ -73,33 +83,75 @@ def worker(how: str) -> None:
     held_out = drawn(np.random.default_rng(999), 20_000)
     run.barrier()
     begin, before, rows = time.perf_counter(), table.sent_bytes, 0
-    for _ in range(EPOCHS):
-        for keys, clicks in batches:
-            weights = table.pull(keys).requires_grad_()
-            loss_of(weights, clicks).backward()
-            table.push(keys, weights.grad * BATCH)
-            rows += len(np.unique(keys))
+    took, told, was_away_s, at = [], {}, 0.0, begin
+    steps = LONG if "long" in given else EPOCHS * STEPS
+    for step in range(steps):
+        keys, clicks = batches[step % STEPS]
+        weights = table.pull(keys).requires_grad_()
+        loss_of(weights, clicks).backward()
+        table.push(keys, weights.grad * BATCH)
+        rows += len(np.unique(keys))
+        took.append(time.perf_counter() - at)
+        at = time.perf_counter()
+        if run.is_first and "long" in given and step in (COMES, GOES):
+            told[step] = table.counts()
+            print(f"AT {step}", flush=True)
+            was_away_s, at = was_away_s + time.perf_counter() - at, time.perf_counter()
     table.pull([0])
-    seconds, sent = time.perf_counter() - begin, table.sent_bytes - before
+    seconds, sent = time.perf_counter() - begin - was_away_s, table.sent_bytes - before
     table.flush()
     run.barrier()
     loss = float(loss_of(table.pull(held_out[0]), held_out[1]))
     if run.is_first:
-        steps = EPOCHS * STEPS
-        print(f"RESULT {rows / seconds:.0f} {sent / steps / 1e3:.1f} {loss:.4f}", flush=True)
+        result = {
+            "rows": rows / seconds,
+            "kilobytes": sent / steps / 1e3,
+            "loss": loss,
+            "counts": [*told.values(), table.counts()],
+            "longest_s": max(took),
+            "median_s": float(np.median(took)),
+            "pushes": table.pushes(),
+        }
+        print(f"RESULT {json.dumps(result)}", flush=True)
     run.close()
 
 
-def measured(how: str) -> tuple[float, float, float]:
-    """Rows a second of one worker, kB it sends in a step, the loss."""
-    with tempfile.TemporaryDirectory() as folder:
+def measured(how: str) -> dict[str, Any]:
+    """What the first worker has printed; a row server comes and goes where it says so."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder) / "tables.toml"
-        path.write_text(DESCRIPTION.format(script=Path(__file__).resolve(), how=how))
-        command = [sys.executable, "-m", "geomx", "run", str(path), "--plain"]
+        one, other = (free_port() for _ in range(2))
+        path.write_text(DESCRIPTION.format(script=Path(__file__).resolve(), how=how, one=one, other=other))
+        geomx = [sys.executable, "-m", "geomx"]
+        subprocess.run(
+            [*geomx, "secret", str(path.with_name("secret"))], check=True, stdout=subprocess.DEVNULL
+        )
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        output = subprocess.run(command, capture_output=True, text=True, env=env, check=True).stdout
-    (line,) = [line for line in output.splitlines() if "RESULT " in line]
-    return tuple(map(float, line.split("RESULT ")[1].split()))  # type: ignore[return-value]
+        run = stack.enter_context(
+            subprocess.Popen(
+                [*geomx, "run", str(path), "--plain"], stdout=subprocess.PIPE, text=True, env=env
+            )
+        )
+        rows, result = None, {}
+        assert run.stdout is not None
+        for line in run.stdout:
+            if f"AT {COMES}" in line and "long=2" in how:
+                command = [*geomx, "serve", str(path), "--role", "rows"]
+                rows = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env))
+            elif f"AT {GOES}" in line and rows is not None:
+                rows.send_signal(signal.SIGTERM)
+            elif "RESULT " in line:
+                result = json.loads(line.split("RESULT ")[1])
+        if run.wait() or not result:
+            raise SystemExit(f"{how}: the run has failed")
+    return result
+
+
+def free_port() -> int:
+    """One that nobody listens at now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def main() -> None:
@@ -112,8 +164,17 @@ def main() -> None:
         worker(chosen.worker)
         return
     for name, how in ROWS.items():
-        rows, kilobytes, loss = measured(how)
-        print(f"{name:20s} {rows:9,.0f} rows/s   {kilobytes:7.1f} kB up a step   loss {loss:.4f}", flush=True)
+        print(f"{name:22s}{told_of(measured(how))}", flush=True)
+    for name, how in {"calm": "values=bf16 long=1", "a row server comes": "values=bf16 long=2"}.items():
+        result = measured(how)
+        print(f"{name:22s}{told_of(result)}   longest step {result['longest_s']:.2f} s")
+        print(f"{'':22s}rows by server: {result['counts']}", flush=True)
+
+
+def told_of(result: dict[str, Any]) -> str:
+    """A row of the table."""
+    rate, kilobytes, loss = (result[key] for key in ("rows", "kilobytes", "loss"))
+    return f"{rate:9,.0f} rows/s   {kilobytes:7.1f} kB up a step   loss {loss:.4f}"
 
 
 if __name__ == "__main__":

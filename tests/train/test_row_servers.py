@@ -89,7 +89,8 @@ def test_one_comes_and_goes(staleness: int | None) -> None:
     found, simulator = train((2, 1), main, shards=2, network=SLOW, faults=servers((2, 1), 2, (1, 0.3, 0.7)))
     same(found, calm)
     assert [name for _, name, _ in simulator.noted("holds_rows")] == ["global/rows-1"]
-    assert simulator.has_stopped("global/rows-1") and simulator.error_of("global/rows-1") is None
+    assert simulator.has_stopped("global/rows-1")
+    assert simulator.error_of("global/rows-1") is None
     assert all(len(each["pushes"]) == 2 for each in found.values())
 
 
@@ -218,7 +219,8 @@ def test_others_go_on_and_nothing_of_theirs_is_lost(seed: int) -> None:
         losses=losses,
         patience=BEATS,
     )
-    assert len(found) == 3 and len(set(found.values())) == 1
+    assert len(found) == 3
+    assert len(set(found.values())) == 1
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -237,10 +239,11 @@ def test_one_that_dies_takes_its_rows_along_or_nothing(seed: int) -> None:
         if "global/rows-3" in simulator.hosts and not simulator.has_stopped("global/rows-3"):
             simulator.crash("global/rows-3", silent=chance.random() < 0.5)
 
+    lost = ""
     try:
         found, _ = train((1, 1), partial(script, staleness=staleness), shards=2, network=SLOW, faults=faults)
-    except (NodeLost, RunFailed) as error:
-        assert error.node == "global/rows-3"
-    else:
         expected = calm((1, 1), staleness, "add")
         same(found, dict.fromkeys(found, expected["A/0"]))
+    except (NodeLost, RunFailed) as error:
+        lost = error.node
+    assert lost in ("", "global/rows-3")

@@ -92,11 +92,15 @@ class Sync(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An answer. `clock`: where the asker's stands; `slowest`: of its group; `clocks`: to `Scan`, of all workers."""
+    """An answer. `clock`: where the asker's stands; `slowest`: of its group.
+
+    To `Scan` also `clocks`, of all workers, and `rows`: how many have been touched.
+    """
 
     clock: int
     slowest: int
     clocks: dict[str, int] = {}
+    rows: int = 0
 
 
 class Holders(msgspec.Struct, frozen=True, array_like=True, tag=True):

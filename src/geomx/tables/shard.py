@@ -447,13 +447,15 @@ class TableShard:
         if scan.start < 0 or not 0 < scan.count <= MOST_SCANNED:
             raise ProtocolError(f"a scan of {scan.count} rows from {scan.start}")
         standing = self._standing(table, request.worker)
-        done = Done(standing.clock, standing.slowest, dict(table.clocks.all()))
+        clocks = dict(table.clocks.all())
 
-        def work() -> torch.Tensor | None:
+        def work() -> tuple[int, torch.Tensor | None]:
             keys, rows = table.rows.part(scan.start, scan.count)
-            return packed(keys=torch.from_numpy(keys), rows=rows)
+            return table.rows.count, packed(keys=torch.from_numpy(keys), rows=rows)
 
-        def then(payload: torch.Tensor | None) -> None:
+        def then(made: tuple[int, torch.Tensor | None]) -> None:
+            count, payload = made
+            done = Done(standing.clock, standing.slowest, clocks, count)
             self._host.respond(request.worker, request.number, written(done), payload)
 
         self._host.run(table.index, work, then, 8 * scan.count * table.opened.columns)

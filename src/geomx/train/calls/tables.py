@@ -273,6 +273,11 @@ class Table:
             for done, _ in self._of_all(lambda epoch: Scan(self.name, 0, 1, epoch), self._servers)
         ]
 
+    def counts(self) -> dict[str, int]:
+        """By server that holds rows: how many of this table that somebody has updated."""
+        answers = self._of_all(lambda epoch: Scan(self.name, 0, 1, epoch), self._servers)
+        return dict(zip(self._requests.servers.split(", "), (done.rows for done, _ in answers), strict=True))
+
     @property
     def sent_bytes(self) -> int:
         """What this worker has sent about all its tables so far, in bytes."""
