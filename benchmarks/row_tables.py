@@ -3,9 +3,9 @@
     python benchmarks/row_tables.py              two minutes; every row is a run of its own
 
 Prints rows pulled and pushed a second, bytes of a step that a worker sends, and the loss on clicks that nobody has
-seen, for values, filters, key caching and staleness. A dense push of the table has 40 MB. Then a row server comes in the middle
-and goes again: the same, the rows of each server while it is there, and the longest step. `--worker` is what each process
-of it runs.
+seen, for values, filters, key caching and staleness. A dense push of the table has 40 MB. Then a row server comes in
+the middle and goes again: the same, the rows of each server while it is there, and the longest step. `--worker` is what
+each process of it runs.
 """
 
 from __future__ import annotations
