@@ -55,6 +55,8 @@ def test_the_state_names_whom_a_party_waits_for(run: Run) -> None:
     assert a.state == "starting"
     told(progress, ("A", "round", {"turn": 0, "kind": "assign"}))
     assert (a.state, a.rounds) == ("starting", 0)
+    told(progress, ("A/0", "no_model", {}))
+    assert a.state == "running"
     told(progress, ("A", "round", {"turn": 1, "kind": "gradient"}))
     assert (a.state, a.rounds) == ("training", 1)
     told(progress, ("A", "waiting", {"turn": 2, "whom": "A/1", "seconds": 30}))

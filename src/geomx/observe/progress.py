@@ -47,6 +47,7 @@ class PartyProgress:
     above: tuple[str, ...]  # see `ends_above`
     absent: set[str]  # children that have not joined yet
     answered: Counter[str] = field(default_factory=Counter)  # rounds, by cohort
+    has_no_model: bool = False  # its workers make calls, or use tables, alone
     losses: dict[str, float] = field(default_factory=dict)  # the last one of each worker
     samples: float = 0.0
     samples_rate: Rate = field(default_factory=Rate)
@@ -103,7 +104,9 @@ class PartyProgress:
             return f"waiting for {few(self.waits_for.split(', '))}"
         if self.finished - self.left:
             return "finished" if self.finished >= self.leaves - self.out else "finishing"
-        return "training" if self.rounds or self.samples else "starting"
+        if self.rounds or self.samples:
+            return "training"
+        return "running" if self.has_no_model else "starting"
 
     def _in(self, names: Iterable[str]) -> list[str]:
         """Those of these nodes that take part, or below which somebody does."""
@@ -170,6 +173,7 @@ class RunProgress:
             "waiting": _waiting,
             "step": _step,
             "log": _log,
+            "no_model": _no_model,
             "usage": _usage,
             "finished": _finished,
         }
@@ -303,6 +307,10 @@ def _waiting(party: PartyProgress, record: Record) -> None:
 def _step(party: PartyProgress, record: Record) -> None:
     party.samples += record.fields["samples"]
     party.samples_rate.reach(record.t, party.samples)
+
+
+def _no_model(party: PartyProgress, record: Record) -> None:
+    party.has_no_model = True
 
 
 def _log(party: PartyProgress, record: Record) -> None:

@@ -389,6 +389,7 @@ class LiveRun(RunCalls):
             nothing, settings = NoModel(), dataclasses.replace(self._settings, calls=True)
             context = self._context(settings)
             self._attachments.append(prepare(context, nothing, nothing.optimizer(), None, "", self._join))
+            self._client.port.note("no_model", "debug")
         return self._joined("reduce")
 
     def _requests(self) -> Requests:
