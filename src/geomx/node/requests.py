@@ -65,8 +65,21 @@ class Asking:
             self._send(request, payload)
 
     def answered(self, response: Response) -> bool:
-        """An answer has come; False: it has come before."""
-        return self._unanswered.pop((response.worker, response.shard, response.number), None) is not None
+        """An answer has come; False: it has come before, or is a former self's."""
+        key = response.worker, response.shard, response.number
+        request, _ = self._unanswered.get(key, (None, None))
+        if request is None or request.incarnation != response.incarnation:
+            return False
+        del self._unanswered[key]
+        return True
+
+
+class Taken(NamedTuple):
+    """The last request that was taken of a worker. `before`: how many of its former lives were."""
+
+    incarnation: int
+    number: int
+    before: int
 
 
 class Service(Protocol):
@@ -79,7 +92,7 @@ class Service(Protocol):
         """Whether a request changes something, so that it belongs in the shard's log."""
 
     def asked(self, worker: str, number: int, what: bytes, payload: Any, again: bool, now: float) -> None:
-        """A request. `again`: it was taken before. Raises GeomxError."""
+        """A request. `number`: rises over all lives of its worker; `again`: it was taken before. Raises GeomxError."""
 
     def state(self) -> tuple[bytes, list[torch.Tensor]]:
         """All that it has, while nothing is under way; what later requests change stays out of it."""
@@ -95,6 +108,9 @@ class Service(Protocol):
 
     def told(self, what: bytes) -> None:
         """The first shard has said something to all."""
+
+    def standing(self) -> bytes:
+        """The last that the first shard has said, or would say."""
 
     def elsewhere(self, worker: str, incarnation: int, number: int, place: int, what: bytes) -> bytes | None:
         """The answer to a request for a row server; None: that one is to answer itself."""
@@ -150,7 +166,7 @@ class Asked:
         self._server, self.place, self._stall_s = server, place, stall_s
         self.announcing: Callable[[bytes], None] = _nobody
         self._jobs = SliceJobs(server)
-        self._taken: dict[str, tuple[int, int]] = {}  # by worker: its incarnation, and the last number
+        self._taken: dict[str, Taken] = {}  # by worker
         self._looks = False
         self.service = make_service(self)
 
@@ -163,23 +179,28 @@ class Asked:
         self._jobs.run(index, function, then, cost_bytes)
 
     def respond(self, worker: str, number: int, what: bytes, payload: Any) -> None:
-        """Answer a request, once the log has what the answer tells of."""
-        if self._server.journal.is_replaying:
+        """Answer a request, once the log has what the answer tells of; what a former self has asked is nobody's."""
+        taken = self._taken[worker]
+        if self._server.journal.is_replaying or number <= taken.before:
             return
         size = 0 if payload is None else payload.nbytes
-        response = Response(worker, number, self.place, what, size)
+        response = Response(worker, taken.incarnation, number - taken.before, self.place, what, size)
         self._server.journal.behind(lambda: self._server.tell(response, payload))
 
     def announce(self, what: bytes) -> None:
         """Of the first shard: tell all others, and row servers."""
         self.announcing(what)
 
+    def holders(self, names: Iterable[str]) -> None:
+        """Others hold rows than before."""
+        self._server.note("row_holders", "info", servers=", ".join(names))
+
     def keeps_log(self) -> bool:
         """Whether this shard does."""
         return self._server.journal.is_kept
 
-    def taken(self) -> dict[str, tuple[int, int]]:
-        """By worker: its incarnation, and the number of its last request."""
+    def taken(self) -> dict[str, Taken]:
+        """By worker, what was taken."""
         return dict(self._taken)
 
     def present(self) -> list[str]:
@@ -198,18 +219,18 @@ class Asked:
         """A request has come. Raises GeomxError."""
         if request.shard != self.place:
             raise ProtocolError(f"a request to place {request.shard} came to place {self.place}")
-        incarnation, last = self._taken.get(request.worker, (-1, 0))
+        incarnation, last, before = self._taken.get(request.worker, Taken(-1, 0, 0))
         if request.incarnation < incarnation:
             return  # of one that is no more
         if request.incarnation > incarnation:
-            last = 0
+            last, before = 0, before + last
             self.service.begins(request.worker)
-        self._taken[request.worker] = request.incarnation, max(last, request.number)
+        self._taken[request.worker] = Taken(request.incarnation, max(last, request.number), before)
         again = request.number <= last
         if not again and self.service.changes(request.worker, request.what, payload):
             self._server.journal.write(request, [] if payload is None else [payload])
         now = self._server.now
-        self.service.asked(request.worker, request.number, request.what, payload, again, now)
+        self.service.asked(request.worker, before + request.number, request.what, payload, again, now)
         if not (self._looks or self._server.journal.is_replaying):
             self._looks = True
             self._server.after(self._stall_s, "requests", self._look)
@@ -222,11 +243,11 @@ class Asked:
     def state(self) -> tuple[Served, list[torch.Tensor]]:
         """For a cut: see `geomx.node.durable.cut`."""
         what, pieces = self.service.state()
-        return Served(self._taken.copy(), what, tuple(piece.nbytes for piece in pieces)), pieces
+        return Served(dict(self._taken), what, tuple(piece.nbytes for piece in pieces)), pieces
 
     def put_back(self, served: Served, payload: torch.Tensor) -> None:
         """The inverse."""
-        self._taken = dict(served.taken)
+        self._taken = {worker: Taken(*taken) for worker, taken in served.taken.items()}
         pieces = torch.split(payload, list(served.sizes)) if served.sizes else ()
         self.service.put_back(served.what, [piece.clone() for piece in pieces])
 

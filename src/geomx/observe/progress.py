@@ -309,7 +309,7 @@ def _step(party: PartyProgress, record: Record) -> None:
     party.samples_rate.reach(record.t, party.samples)
 
 
-def _no_model(party: PartyProgress, record: Record) -> None:
+def _no_model(party: PartyProgress, _: Record) -> None:
     party.has_no_model = True
 
 

@@ -26,6 +26,7 @@ _SENTENCES = {
     "lost": "{peer} is lost: {reason}",
     "no_datagrams": "{why}",
     "refused": "refused {peer}: {reason}",
+    "row_holders": "rows of tables are on {servers} from now on",
     "rejoined": "continuing at step {step}, in epoch {epoch}",
     "retires": "was asked to leave, and asks all below it to leave",
     "restored": "goes on from its log, which took {seconds:.1f} s to read",

@@ -58,6 +58,7 @@ class HoldingHost(Protocol):
     def present(self) -> Iterable[str]: ...
     def keeps_log(self) -> bool: ...
     def announce(self, what: bytes) -> None: ...
+    def holders(self, names: Sequence[str]) -> None: ...
 
 
 class Moving(Protocol):
@@ -73,9 +74,6 @@ class Moving(Protocol):
 
     def changed(self) -> None:
         """See `TableShard.changed`."""
-
-    def interrupt(self, table: Table) -> None:
-        """Answer what waits for others: pulls are to come again."""
 
     def settle(self, target: Mapping[str, TableAt], keeps: Callable[[Keys], Any]) -> None:
         """A change is over: tables stand as these, others were opened by nobody; `keeps(keys)`: which are here."""
@@ -104,8 +102,8 @@ class _Change:
     serial: int
     target: dict[str, TableAt] | None = None
     reached: bool = False
-    asker: tuple[str, int] = ("", 0)  # who is told when it has
-    moving: dict[tuple[str, int], Any] = field(default_factory=dict)  # by table and place: which rows
+    asker: tuple[str, int] = ("", 0)  # whose `Reach` is to be answered, and its number
+    moving: dict[tuple[str, int], Any] = field(default_factory=dict)  # by table and place: places of its rows
 
 
 class Holding:
@@ -117,6 +115,7 @@ class Holding:
         self._host, self._tables, self._place, self._names = host, tables, place, tuple(names)
         self.now = Holders(0, tuple(range(shards)))
         self._change: _Change | None = None
+        self._freezes: list[tuple[str, int, Freeze]] = []  # for a turn behind this one
         self._waiting: dict[str, deque[_Waiting]] = {}  # by worker, in order
         self._back: dict[str, set[int]] = {}  # by worker: pushes and puts that were sent back
         self._gone: dict[int, dict[str, _Taken]] = {}  # by place
@@ -184,8 +183,6 @@ class Holding:
             if any(there.get(each, 0) < clock for each, clock in at.clocks.items() if each in present):
                 return
         change.reached = True
-        for table in self._tables.tables.values():
-            self._tables.interrupt(table)
         self._answer(*change.asker, Yes())
 
     def _go_on(self, worker: str) -> None:
@@ -206,7 +203,6 @@ class Holding:
                     return
             first = waiting.popleft()
             self._tables.take(first.came, first.payload, False, first.since)
-            self._tables.interrupt(self._tables.tables[first.came.asked.table])
 
     # -- a change -----------------------------------------------------------------------------------------------
 
@@ -215,24 +211,33 @@ class Holding:
         if isinstance(move, Turn):
             self._turns.append((server, number))
             self._next_turn()
-        elif isinstance(move, Freeze):
-            self._freeze(server, number, move)
         elif isinstance(move, Keep):
             self._keep(server, arrays)
             self._answer(server, number, Yes())
+        elif isinstance(move, Freeze) and move.serial > self.now.serial:
+            self._freeze(server, number, move)
+        elif isinstance(move, Reach) and self._place not in self.now.places:
+            self._change = _Change(move.serial)
+            for at in (target := tables_in(arrays)):
+                self._tables.opens(at)
+            self._reach(server, number, self._change, target)
+        elif (change := self._change) is None or change.serial != move.serial:
+            self._answer(
+                server, number, No("its turn is over, since the first shard has heard nothing of it")
+            )
         elif isinstance(move, Commit):
             self._commit(server, number, move)
         elif isinstance(move, Reach):
-            self._reach(server, number, tables_in(arrays))
+            self._reach(server, number, change, tables_in(arrays))
         elif isinstance(move, Give):
-            self._give(server, number, move)
-        else:
+            self._give(server, number, change, move)
+        elif isinstance(move, Take):
             self._take(move, arrays)
             self._answer(server, number, Yes())
 
     def _freeze(self, server: str, number: int, freeze: Freeze) -> None:
-        if freeze.serial <= self.now.serial or self._change is not None:
-            self._answer(server, number, No("its turn is over"))
+        if self._change is not None and self._change.serial < freeze.serial:
+            self._freezes.append((server, number, freeze))
             return
         self._change = _Change(freeze.serial)
         standing = tuple(
@@ -241,22 +246,15 @@ class Holding:
         )
         self._answer(server, number, Yes(), packed(tables=as_array(standing)))
 
-    def _reach(self, server: str, number: int, target: tuple[TableAt, ...]) -> None:
-        if self._place not in self.now.places:
-            self._change = _Change(0)
-            for at in target:
-                self._tables.opens(at)
-        change = self._changing()
+    def _reach(self, server: str, number: int, change: _Change, target: tuple[TableAt, ...]) -> None:
         change.target = {at.opened.table: at for at in target}
         change.asker = server, number
-        for table in list(self._tables.tables.values()):
-            self._tables.interrupt(table)
         for worker in list(self._waiting):
             self._go_on(worker)
         self.look()
 
-    def _give(self, server: str, number: int, give: Give) -> None:
-        change, table = self._changing(), self._tables.tables.get(give.table)
+    def _give(self, server: str, number: int, change: _Change, give: Give) -> None:
+        table = self._tables.tables.get(give.table)
         if table is None or give.piece < 0:
             raise ProtocolError(f"asks for piece {give.piece} of the table {give.table!r}")
         is_its = self._belongs(give.places, give.to)
@@ -269,14 +267,18 @@ class Holding:
         rows, columns = table.rows, table.opened.columns
 
         def work() -> tuple[Given, torch.Tensor | None]:
-            at = change.moving.get((give.table, give.to))
-            if at is None:
-                at = change.moving[give.table, give.to] = np.flatnonzero(is_its(rows.keys()))
+            if (give.table, give.to) not in change.moving:
+                keys = rows.keys()
+                at = np.flatnonzero(is_its(keys))
+                change.moving[give.table, give.to] = at, keys[at]
+            at, keys = change.moving[give.table, give.to]
             most = max(1, LARGEST_PIECE_BYTES // (8 + 4 * columns * rows.planes))
             of_rows = -(-len(at) // most)
             if give.piece < of_rows:
-                keys, planes = rows.some(at[give.piece * most : (give.piece + 1) * most])
-                return Given(of_rows + len(held)), packed(keys=torch.from_numpy(keys), planes=planes)
+                some = slice(give.piece * most, (give.piece + 1) * most)
+                return Given(of_rows + len(held)), packed(
+                    keys=torch.from_numpy(keys[some]), planes=rows.some(at[some])
+                )
             if give.piece - of_rows >= len(held):
                 return Given(of_rows + len(held)), None
             whose, pushed = held[give.piece - of_rows]
@@ -290,7 +292,6 @@ class Holding:
         self._host.run(table.index, work, then, 2 * LARGEST_PIECE_BYTES)
 
     def _take(self, take: Take, arrays: dict[str, torch.Tensor]) -> None:
-        self._changing()
         table, keys = self._tables.tables.get(take.table), arrays.get("keys")
         if table is None or keys is None or keys.dtype != torch.int64 or keys.dim() != 1:
             raise ProtocolError(f"rows for the table {take.table!r} that cannot be taken")
@@ -324,22 +325,23 @@ class Holding:
 
     def told(self, holders: Holders) -> None:
         """These hold rows: others than before, or, where a change came to nothing, those of before."""
-        change, self._change = self._change, None
-        is_new = holders.epoch > self.now.epoch
-        self.now = holders
+        change, is_new = self._change, holders.epoch > self.now.epoch
+        if not is_new and (change is None or change.serial > holders.serial):
+            self.now = holders  # another's turn has come to nothing
+            return
+        self.now, self._change = holders, None
         if is_new:
             target = {} if change is None or change.target is None else change.target
             self._tables.settle(target, self._belongs(holders.places, self._place))
+            self._host.holders([self._names[place] for place in holders.places])
         self._tables.changed()  # as far as it was held up
         waiting, self._waiting = self._waiting, {}
         for each in (each for of_worker in waiting.values() for each in of_worker):
             if self.admits(each.came, each.payload, False, each.since):
                 self._tables.take(each.came, each.payload, False, each.since)
-
-    def _changing(self) -> _Change:
-        if self._change is None:
-            raise ProtocolError("moves rows while no change is under way")
-        return self._change
+        freezes, self._freezes = self._freezes, []
+        for server, number, freeze in freezes:
+            self.asked(server, number, freeze, {})
 
     def _belongs(self, places: tuple[int, ...], to: int) -> Callable[[Keys], Any]:
         """Which keys are those of a place, where these hold rows."""
@@ -375,12 +377,13 @@ class Holding:
 
     # -- those who are gone ---------------------------------------------------------------------------------------
 
-    def taken(self, taken: Mapping[str, tuple[int, int]]) -> torch.Tensor:
-        """What a server that goes has taken, for `Keep`."""
-        told = {
-            worker: (incarnation, last, sorted(self._back.get(worker, ())))
-            for worker, (incarnation, last) in taken.items()
-        }
+    def taken(self, taken: Mapping[str, tuple[int, int, int]]) -> torch.Tensor:
+        """What a server that goes has taken, for `Keep`; what waits is to be sent back."""
+        told = {}
+        for worker, (incarnation, last, before) in taken.items():
+            waits = {each.came.number for each in self._waiting.get(worker, ())}
+            back = waits | self._back.get(worker, set())
+            told[worker] = incarnation, last, sorted(number - before for number in back if number > before)
         return as_array(told)
 
     def _keep(self, server: str, arrays: dict[str, torch.Tensor]) -> None:

@@ -5,6 +5,7 @@
     Reach    to all: take those pushes of which another has taken its part; so all have parts of the same pushes
     Give     rows, and pushes that wait for others, to whoever is to hold them from now on; who has them keeps them
     Take     these
+    Keep     from a server that goes, to the shard that leads to it: what it has counted, for whoever asks once more
     Commit   to the first shard, which tells all: from now on these hold rows; who has others drops them
 
 What workers ask meanwhile waits, and is sent back behind it: they cut it by the new holders, and ask again. Until the
@@ -23,7 +24,7 @@ import torch
 from geomx.errors import ProtocolError, Unsupported
 from geomx.tables.requests import Holders, Open, packed, unpacked
 
-LARGEST_PIECE_BYTES = 4 << 20
+LARGEST_PIECE_BYTES, AT_ONCE = 4 << 20, 4  # of rows in one message; such messages by each way
 
 
 class TableAt(msgspec.Struct, frozen=True, array_like=True):
@@ -36,11 +37,14 @@ class TableAt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The server wants to come or to go. Answered by `Holders`, once no other does, or by `No`."""
+    """The server wants to come or to go. Answered by `Holders`, once no other does, or by `No`.
+
+    Its `serial` is in all that follows: what comes of a turn that is over is answered by `No`.
+    """
 
 
 class Freeze(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """For this turn. Answered by `Yes`, with `tables` beside it."""
+    """Answered by `Yes`, with `tables` beside it, once the turn before is over here."""
 
     serial: int
 
@@ -48,10 +52,13 @@ class Freeze(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Reach(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Beside it: `tables`. Answered by `Yes`, when they stand here so, too. Whoever holds no rows yet makes them."""
 
+    serial: int
+
 
 class Give(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A piece, from 0, of what of a table is to be another's when these hold rows. Answered by `Given`."""
 
+    serial: int
     table: str
     piece: int
     to: int
@@ -61,17 +68,22 @@ class Give(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Take(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A piece that was given. Answered by `Yes`."""
 
+    serial: int
     table: str
     held: tuple[str, int, str] | None
 
 
 class Keep(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To the shard that leads to it: what the server that goes has taken of each worker, beside it as `taken`."""
+    """To the shard that leads to it: what the server that goes has taken of each worker, beside it as `taken`.
+
+    What it sends back from then on is not among that.
+    """
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """These hold rows from now on. Answered by `Yes`, when all were told."""
+    """These hold rows from now on. Answered by `Yes`, when it is decided, and others are being told."""
 
+    serial: int
     places: tuple[int, ...]
 
 
@@ -163,14 +175,14 @@ def moves(me: int, comes: bool, leads: int, taken: Callable[[], torch.Tensor]) -
     frozen = yield [(place, Freeze(holders.serial), None) for place in before]
     target = furthest([tables_in(arrays) for _, arrays in frozen])
     told = packed(tables=as_array(target))
-    yield [(place, Reach(), told) for place in sorted({*before, me})]
+    serial = holders.serial
+    yield [(place, Reach(serial), told) for place in sorted({*before, me})]
     ways = [(place, me) for place in before] if comes else [(me, place) for place in places]
-    for source, to in ways:
-        for table in target:
-            yield from _piecewise(source, to, table.opened.table, places)
-    yield [(0, Commit(places), None)]
+    for table in target:
+        yield from _all_rows(serial, ways, table.opened.table, places)
     if not comes:
         yield [(leads, Keep(), packed(taken=taken()))]
+    yield [(0, Commit(serial, places), None)]
 
 
 def spoken(
@@ -190,12 +202,21 @@ def spoken(
             return
 
 
-def _piecewise(source: int, to: int, table: str, places: tuple[int, ...]) -> Asks:
-    piece, pieces = 0, 1
-    while piece < pieces:
-        ((given, arrays),) = yield [(source, Give(table, piece, to, places), None)]
-        if not isinstance(given, Given):
-            raise ProtocolError(f"answered by {given}")
-        pieces, piece = given.pieces, piece + 1
-        if arrays:
-            yield [(to, Take(table, given.held), packed(**arrays))]
+def _all_rows(serial: int, ways: list[tuple[int, int]], table: str, places: tuple[int, ...]) -> Asks:
+    """Of a table: by each of these ways, from one place to another, some pieces at a time."""
+    left, first = ways, 0
+    while left:
+        asked = [(way, piece) for way in left for piece in range(first, first + AT_ONCE)]
+        gives = [(source, Give(serial, table, piece, to, places), None) for (source, to), piece in asked]
+        takes: list[tuple[int, Move, torch.Tensor | None]] = []
+        further = []
+        for ((source, to), piece), (given, arrays) in zip(asked, (yield list(gives)), strict=True):
+            if not isinstance(given, Given):
+                raise ProtocolError(f"answered by {given}")
+            if arrays:
+                takes.append((to, Take(serial, table, given.held), packed(**arrays)))
+            if piece == first and given.pieces > first + AT_ONCE:
+                further.append((source, to))
+        if takes:
+            yield takes
+        left, first = further, first + AT_ONCE

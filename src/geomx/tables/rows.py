@@ -153,11 +153,11 @@ class Rows:
         """All that have been touched, by place."""
         return self._places.all()
 
-    def some(self, at: Places) -> tuple[Keys, torch.Tensor]:
-        """Rows at these places with all that belongs to them: their keys, and [planes, rows, columns]."""
+    def some(self, at: Places) -> torch.Tensor:
+        """Rows at these places with what the rule keeps of them, [planes, rows, columns]."""
         places = torch.from_numpy(at)
         kept = (self._state[name] for name in sorted(self._state))
-        return self._places.all()[at], torch.stack([plane[places] for plane in (self._values, *kept)])
+        return torch.stack([plane[places] for plane in (self._values, *kept)])
 
     def take(self, keys: Keys, planes: torch.Tensor) -> None:
         """Rows of these keys, all different, from where they were before, as `some` gives them."""
@@ -169,7 +169,9 @@ class Rows:
 
     def keep(self, keeps: Callable[[Keys], Any]) -> None:
         """Of all rows only those whose keys `keeps` says."""
-        keys, planes = self.some(np.flatnonzero(keeps(self._places.all())))
+        keys = self._places.all()
+        at = np.flatnonzero(keeps(keys))
+        keys, planes = keys[at], self.some(at)
         self._places = KeyPlaces()
         self._values = torch.empty(FIRST_ROWS, self._columns)
         self._state = {name: torch.empty(FIRST_ROWS, self._columns) for name in self._state}

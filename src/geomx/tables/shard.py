@@ -73,6 +73,9 @@ class Host(Protocol):
     def announce(self, what: bytes) -> None:
         """Of the first shard: tell all others, and row servers; see `TableShard.told`."""
 
+    def holders(self, names: Sequence[str]) -> None:
+        """These servers hold rows from now on."""
+
 
 class TableShard:
     """See the module's text. `goes_on`: the run does, without those who are lost.
@@ -212,6 +215,10 @@ class TableShard:
             raise ProtocolError("the first shard tells nothing about who holds rows")
         self.holding.told(holders)
 
+    def standing(self) -> bytes:
+        """See `Service`."""
+        return written(self.holding.now)
+
     def elsewhere(self, worker: str, incarnation: int, number: int, place: int, what: bytes) -> bytes | None:
         """See `Service`."""
         asked, holders = read_request(what), self.holding.now
@@ -227,7 +234,7 @@ class TableShard:
         return place in self.holding.now.places
 
     def moves(
-        self, comes: bool, leads: int, taken: Callable[[], dict[str, tuple[int, int]]]
+        self, comes: bool, leads: int, taken: Callable[[], Mapping[str, tuple[int, int, int]]]
     ) -> Generator[list[tuple[int, bytes, torch.Tensor | None]], list[tuple[bytes, Any]], None]:
         """See `geomx.node.rows.row_server.RowService`."""
         return spoken(moves(self._place, comes, leads, lambda: self.holding.taken(taken())))
@@ -243,22 +250,15 @@ class TableShard:
         table.is_open = True
         table.lists = {worker: CameLists() for worker in at.groups}
 
-    def interrupt(self, table: Table) -> None:
-        """See `Moving`."""
-        waiting, table.waiting = table.waiting, []
-        for each in waiting:
-            self.holding.send_back(each.request)
-        ahead, table.ahead = table.ahead, []
-        for request, _ in ahead:
-            self._done(table, request)
-
     def settle(self, target: Mapping[str, TableAt], keeps: Callable[[Keys], Any]) -> None:
         """See `Moving`."""
         for name, table in list(self.tables.items()):
-            self.interrupt(table)
-            for came in (*table.opening, *table.syncing.values()):
+            pulls = (each.request for each in table.waiting)
+            for came in (*table.opening, *table.syncing.values(), *pulls):
                 self.holding.send_back(came)
-            table.opening, table.syncing = [], {}
+            for came, _ in table.ahead:
+                self._done(table, came)
+            table.opening, table.syncing, table.waiting, table.ahead = [], {}, [], []
             if name not in target:
                 del self.tables[name]
                 continue

@@ -147,6 +147,9 @@ class VectorShard:
         """A script was started again: what it had in hand goes to others."""
         self._free = {key: call for key, call in self._free.items() if key[0] != worker}
         self._told.pop(worker, None)
+        for handed in () if self._current is None else self._current.handed.values():
+            handed[:] = [each for each in handed if each != worker]
+        self._hand_out()
 
     def asked_again(self, worker: str, number: int, asked: VectorAsked, values: torch.Tensor | None) -> None:
         """A request that has come before: what changes something is not done twice."""
@@ -271,7 +274,7 @@ class VectorShard:
                 assert self._current is not None
                 del self._free[worker, number]
                 self._current.handed.setdefault(portion, []).append(worker)
-                self._host.answer(worker, number, (float(self._current.number), float(portion)))
+                self._answer_once(worker, number, (float(self._current.number), float(portion)))
 
     def _portion_for(self, worker: str) -> int | None:
         """One that nobody works on, else one that is not done and has the fewest who do, of others."""

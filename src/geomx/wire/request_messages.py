@@ -21,9 +21,10 @@ class Request(Message, frozen=True, array_like=True, tag=True):
 
 
 class Response(Message, frozen=True, array_like=True, tag=True):
-    """What a shard or a row server answers."""
+    """What a shard or a row server answers to a request of this worker, incarnation and number."""
 
     worker: str
+    incarnation: int
     number: int
     shard: int
     what: bytes

@@ -165,6 +165,7 @@ class Top:
             self._keeper.renewed(shard)
             for roster in (*self._decided.values(), self._server.attendance.roster):
                 self._send(shard, roster)
+            self._send(shard, self.row_servers.standing())
         self._server.look()
 
     def replay(self, roster: Roster) -> None:

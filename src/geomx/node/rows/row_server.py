@@ -6,12 +6,12 @@ the shards pass on to it, and when it is asked to leave says what has to be said
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
 import torch
 
-from geomx.errors import ProtocolError
+from geomx.errors import NodeLost, ProtocolError
 from geomx.node.durable.journal import Journal
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer
@@ -28,7 +28,7 @@ Talk = Generator[list[tuple[int, bytes, torch.Tensor | None]], list[tuple[bytes,
 class RowService(Service, Protocol):
     """A service that can come and go."""
 
-    def moves(self, comes: bool, leads: int, taken: Callable[[], dict[str, tuple[int, int]]]) -> Talk:
+    def moves(self, comes: bool, leads: int, taken: Callable[[], Mapping[str, tuple[int, int, int]]]) -> Talk:
         """What has to be said to come, or else to go: yields what to ask, by place, and gets the answers.
 
         `leads`: the place of the shard that leads here; `taken`: see `Asked.taken`.
@@ -120,6 +120,10 @@ class RowServer(BaseNode):
     def _look_whether_to_come(self) -> None:
         if self._state == "apart" and self.members.there and not self.waits_for():
             self._begin_to("comes")
+
+    def begin_anew(self, reason: str) -> bool:
+        """A shard has parted with this server, so what it had begun has come to nothing."""
+        raise NodeLost(self.name, f"{reason}: start it again", may_return=True)
 
     def retire(self) -> None:
         """Leave in order: hand all rows over first."""

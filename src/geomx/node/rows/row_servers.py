@@ -48,7 +48,7 @@ class RowServers:
         self._server, self._tree, self._asked = server, tree, asked
         self._others, self._is_first, self._send = others, is_first, send
         # By row server: what it was asked, and has not answered.
-        self._open: dict[str, dict[tuple[str, int], Request]] = {name: {} for name in ROW_SERVERS}
+        self._open: dict[str, dict[tuple[str, int, int], Request]] = {name: {} for name in ROW_SERVERS}
         asked.announcing = self.announce
 
     def ask(self, request: Request, payload: Any) -> None:
@@ -64,14 +64,14 @@ class RowServers:
         peer = self._server.peer(name)
         if peer is None:
             raise ProtocolError(f"{request.worker} asks {name}, which is not there")
-        self._open[name][request.worker, request.number] = request
+        self._open[name][request.worker, request.incarnation, request.number] = request
         self._server.send(peer, request, payload)
 
     def _answers_itself(self, request: Request) -> bool:
         place, service = request.shard, self._asked.service
         what = service.elsewhere(request.worker, request.incarnation, request.number, place, request.what)
         if what is not None:
-            self._server.tell(Response(request.worker, request.number, place, what))
+            self._server.tell(Response(request.worker, request.incarnation, request.number, place, what))
         return what is not None
 
     def announce(self, what: bytes) -> None:
@@ -80,6 +80,10 @@ class RowServers:
             self._send(shard, Told(what))
         for peer in self._peers():
             self._server.send(peer, Told(what))
+
+    def standing(self) -> Told:
+        """What a shard may have missed that the first has not known."""
+        return Told(self._asked.service.standing())
 
     def told(self, told: Told) -> None:
         """The first shard does so."""
@@ -98,7 +102,8 @@ class RowServers:
         if isinstance(message, Request) and message.worker == peer.name:
             self.ask(message, payload)
         elif isinstance(message, Response):
-            if self._open[peer.name].pop((message.worker, message.number), None) is not None:
+            key = message.worker, message.incarnation, message.number
+            if self._open[peer.name].pop(key, None) is not None:
                 self._server.tell(message, payload)
         else:
             raise ProtocolError(f"{type(message).__name__} was sent by a row server")

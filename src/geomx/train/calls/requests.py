@@ -9,12 +9,13 @@ import torch
 
 from geomx.node.requests import Responded
 from geomx.tables.keys import MOST_LISTS
-from geomx.tables.requests import Asked, Done, Holders, read_answer, unpacked, written
+from geomx.tables.requests import Asked, Done, Holders, Pull, read_answer, unpacked, written
 from geomx.tables.ring import Ring
 from geomx.tables.vectors import Answer
 from geomx.train.calls.collective_client import CollectiveClient
 
-MOST_OPEN = MOST_LISTS // 2  # requests to one place: what is asked again names lists that it still has
+# Requests to one place, pulls and others: what is asked again names lists that it still has.
+MOST_OPEN, MORE_OPEN = MOST_LISTS // 2, MOST_LISTS // 4
 Token = tuple[int, int]  # place, number
 
 
@@ -42,9 +43,11 @@ class Requests:
 
     def ask(self, place: int, asked: Asked, payload: torch.Tensor | None = None) -> Token:
         """Ask whoever has that place; returns what to wait for."""
-        if self._open[place] >= MOST_OPEN:
+        # Pushes never wait for pulls, which may wait for others: some server may need what another has taken.
+        most = MOST_OPEN if isinstance(asked, Pull) else MOST_OPEN + MORE_OPEN
+        if self._open[place] >= most:
             self._client.port.wait(
-                lambda: self._open[place] < MOST_OPEN, lambda: f"{self._names[place]} to answer about tables"
+                lambda: self._open[place] < most, lambda: f"{self._names[place]} to answer about tables"
             )
         self._open[place] += 1
         self._numbers[place] += 1
@@ -61,12 +64,21 @@ class Requests:
         """
         wanted = list(tokens)
         self._client.port.wait(lambda: self.has(wanted), lambda: whom)
+        self._learn(wanted)
         found = [self._answers.pop(token) for token in wanted]
-        for answer, _ in found:
+        return [(answer if isinstance(answer, Done) else None, arrays) for answer, arrays in found]
+
+    def is_sent_back(self, tokens: Sequence[Token]) -> bool:
+        """Whether one of these, which are answered, is to be asked again."""
+        self._learn(tokens)
+        return any(isinstance(self._answers[token][0], Holders) for token in tokens)
+
+    def _learn(self, tokens: Iterable[Token]) -> None:
+        """Who holds rows now, where an answer says so."""
+        for answer, _ in (self._answers[token] for token in tokens):
             if isinstance(answer, Holders) and answer.epoch > self.holders.epoch:
                 self.holders = answer
                 self.ring = Ring([self._names[place] for place in answer.places])
-        return [(answer if isinstance(answer, Done) else None, arrays) for answer, arrays in found]
 
     @property
     def servers(self) -> str:

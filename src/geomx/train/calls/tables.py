@@ -6,6 +6,8 @@ pushes in their order, before anything else is asked.
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -54,8 +56,12 @@ class _Part(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """A push that is not answered. `epoch`: of the holders by whom it was cut; each part with its keys and rows."""
+    """A push that is not answered. `epoch`: of the holders by whom it was cut; each part with its keys and rows.
 
+    `order`: among all that was asked.
+    """
+
+    order: int
     epoch: int
     clock: int
     parts: list[tuple[Token, Keys, torch.Tensor]]
@@ -64,15 +70,17 @@ class _Sent(NamedTuple):
 class Pulled:
     """Rows that were asked for with `wait=False`."""
 
-    def __init__(self, table: Table, keys: Keys, inverse: Any, shape: Any) -> None:
-        self._table, self._keys, self._inverse, self._shape = table, keys, inverse, shape
-        self._asked = table.ask_for(keys)
+    def __init__(self, table: Table, order: int, keys: Keys, inverse: Any, shape: Any) -> None:
+        """`order`: among all that was asked; `keys`: different ones that rise."""
+        self.order, self.clock, self.keys = order, table.clock, keys
+        self._table, self._inverse, self._shape = table, inverse, shape
+        self.epoch, self.asked = table.ask_for(self)
         self._result: torch.Tensor | None = None
 
     def result(self) -> torch.Tensor:
         """The rows, when they are there; see `Table.pull`."""
         if self._result is None:
-            found = self._table.pulled(self._keys, self._asked)
+            found = self._table.pulled(self)
             found = found if self._inverse is None else found[torch.from_numpy(self._inverse)]
             self._result = found.view(*self._shape, self._table.columns)
         return self._result
@@ -101,6 +109,8 @@ class Table:
         self._cuts: OrderedDict[bytes, list[_Part]] = OrderedDict()
         self._lists: dict[int, SentLists] = {}  # by place
         self._under_way: deque[_Sent] = deque()
+        self._pulls: list[weakref.ref[Pulled]] = []
+        self._order = itertools.count()
         whom = f"every worker to open the table {self.name!r}"
         clocks = [
             done.clock
@@ -126,7 +136,9 @@ class Table:
         """
         flat, shape = self._flat(keys)
         unique, inverse = _unique(flat)
-        pulled = Pulled(self, unique, inverse, shape)
+        self._send_again()
+        pulled = Pulled(self, next(self._order), unique, inverse, shape)
+        self._pulls = [*(each for each in self._pulls if each() is not None), weakref.ref(pulled)]
         return pulled.result() if wait else pulled
 
     def push(self, keys: Any, gradients: Any) -> None:
@@ -159,7 +171,7 @@ class Table:
         for each, held in self._filters:
             unique, given = self._filtered(each, held, unique, given)
         self._send_again()
-        self._send(unique, given, self.clock)
+        self._send(unique, given, self.clock, next(self._order))
         self.clock += 1
         if len(self._under_way) > MOST_PUSHES:
             self._settle()
@@ -175,7 +187,7 @@ class Table:
             if inverse is not None:
                 rows = torch.zeros(len(unique), self.columns).index_add_(0, torch.from_numpy(inverse), rows)
             if len(unique):
-                self._send(unique, rows, OF_NO_CLOCK)
+                self._send(unique, rows, OF_NO_CLOCK, next(self._order))
         while self._under_way:
             self._settle()
 
@@ -339,7 +351,7 @@ class Table:
             held.hold(keys[~sends], rows[torch.from_numpy(~sends)])
         return keys[sends], rows[torch.from_numpy(sends)]
 
-    def _send(self, keys: Keys, rows: torch.Tensor, clock: int) -> None:
+    def _send(self, keys: Keys, rows: torch.Tensor, clock: int, order: int) -> None:
         """Everybody who holds rows hears of every push, since clocks go by them."""
         parts, packs = {part.place: part for part in self._cut(keys)}, dict[int, torch.Tensor]()
         own = {
@@ -353,7 +365,7 @@ class Table:
                     f"{self.name}.push: {packs[place].nbytes} bytes for one global server; at most {MOST_BYTES}: "
                     "push fewer rows at once"
                 )
-        sent, nothing = _Sent(self._epoch, clock, []), torch.empty(0, self.columns)
+        sent, nothing = _Sent(order, self._epoch, clock, []), torch.empty(0, self.columns)
         for place in self._requests.holders.places:
             part = parts.get(place) or _Part(place, NO_KEYS, NO_KEYS, digest_of(NO_KEYS))
             arrays = self._keys_of(part) | ({"rows": packs[place]} if place in packs else {})
@@ -374,20 +386,35 @@ class Table:
         ]
         if back:
             keys = np.concatenate([keys for keys, _ in back])
-            order = np.argsort(keys)
-            self._send(
-                keys[order], torch.cat([rows for _, rows in back])[torch.from_numpy(order)], sent.clock
-            )
+            at = np.argsort(keys)
+            rows = torch.cat([rows for _, rows in back])[torch.from_numpy(at)]
+            self._send(keys[at], rows, sent.clock, sent.order)
 
     def _send_again(self) -> None:
-        """What was cut by those who hold rows no more is pushed before anything else."""
-        while self._under_way and self._under_way[0].epoch != self._requests.holders.epoch:
-            self._settle()
+        """What was cut by those who hold rows no more is asked anew before anything else, in its order."""
+        while True:
+            epoch = self._requests.holders.epoch
+            pulls = [
+                pull for pull in (each() for each in self._pulls) if pull is not None and pull.epoch != epoch
+            ]
+            push = next((each for each in self._under_way if each.epoch != epoch), None)
+            pull = min(pulls, key=lambda each: each.order, default=None)
+            if pull is not None and (push is None or pull.order < push.order):
+                tokens = [token for token, _ in pull.asked]
+                self._requests.wait_for_any([tokens], self._servers)
+                if self._requests.is_sent_back(tokens):
+                    self._requests.wait(tokens, self._servers)
+                    pull.epoch, pull.asked = self.ask_for(pull)
+                else:
+                    pull.epoch = epoch  # it was answered before
+            elif push is not None:
+                self._settle()
+            else:
+                return
 
-    def ask_for(self, keys: Keys) -> list[tuple[Token, _Part]]:
-        """Ask for rows; raises `Unsupported` for too many."""
-        self._send_again()
-        parts, epoch = self._cut(keys), self._requests.holders.epoch
+    def ask_for(self, pull: Pulled) -> tuple[int, list[tuple[Token, _Part]]]:
+        """Ask for rows; by which holders, and what. Raises `Unsupported` for too many."""
+        parts, epoch = self._cut(pull.keys), self._requests.holders.epoch
         largest = max((self._form.size_bytes(len(part.keys) * self.columns) for part in parts), default=0)
         if largest > MOST_BYTES:
             raise Unsupported(
@@ -396,11 +423,11 @@ class Table:
             )
         asked = []
         for part in parts:
-            pull = Pull(self.name, self.clock, part.digest, self._form_name, epoch)
-            asked.append((self._requests.ask(part.place, pull, packed(**self._keys_of(part))), part))
-        return asked
+            what = Pull(self.name, pull.clock, part.digest, self._form_name, epoch)
+            asked.append((self._requests.ask(part.place, what, packed(**self._keys_of(part))), part))
+        return epoch, asked
 
-    def pulled(self, keys: Keys, asked: list[tuple[Token, _Part]]) -> torch.Tensor:
+    def pulled(self, pull: Pulled) -> torch.Tensor:
         """The rows that were asked for, [keys, columns]."""
         bound = self._opened.staleness
         whom = (
@@ -410,12 +437,17 @@ class Table:
                 f"the slowest of its group in the table {self.name!r}, ahead of whom it is {bound} pushes at most"
             )
         )
-        answers = self._requests.wait((token for token, _ in asked), whom)
-        while any(done is None for done, _ in answers):
-            asked = self.ask_for(keys)
-            answers = self._requests.wait((token for token, _ in asked), whom)
-        found = torch.empty(len(keys), self.columns)
-        for (_, part), (_, arrays) in zip(asked, answers, strict=True):
+        while True:
+            tokens = [token for token, _ in pull.asked]
+            self._requests.wait_for_any([tokens], whom)
+            if not self._requests.is_sent_back(tokens):
+                break
+            self._send_again()
+        answers = self._requests.wait(tokens, whom)
+        pull.epoch = self._requests.holders.epoch
+        self._pulls = [each for each in self._pulls if each() is not pull]
+        found = torch.empty(len(pull.keys), self.columns)
+        for (_, part), (_, arrays) in zip(pull.asked, answers, strict=True):
             own = self._form.unpack(arrays["rows"].reshape(-1), len(part.keys) * self.columns, torch.float32)
             found[torch.from_numpy(part.at)] = own.view(-1, self.columns)
         if answers:
