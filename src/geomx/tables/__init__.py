@@ -1,10 +1,11 @@
 """Tables: rows by key, larger than any worker; what a worker says to a shard about them, and what the shard does.
 
-`requests.py` is what is said. `ring.py` says which shard has a row, `rows.py` keeps those of a shard, `inits.py` and
+`requests.py` is what is said. `ring.py` says which server has a row, `rows.py` keeps those of one, `inits.py` and
 `rules.py` say what a row begins with and what an update does to it, `clocks.py` who waits for whom, `filters/` what a
-worker does not send, `keys.py` which keys need not be sent again; `shard.py` puts them together. `vectors.py`,
-`lbfgs.py` and `line_search.py` are Sandblaster L-BFGS. A worker's end is `geomx.train.calls.tables`;
-`geomx.node.requests` carries what both say. After the parameter server of Li et al., OSDI 2014.
+worker does not send, `keys.py` which keys need not be sent again, `table.py` is one table; `shard.py` puts them
+together. Rows move when a server comes or goes: `moving.py` is what it says, `holding.py` what others do meanwhile.
+A worker's end is `geomx.train.calls.tables`; `geomx.node.requests` carries what both say, and what `sandblaster/` says.
+After the parameter server of Li et al., OSDI 2014.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ So a push counts by the change before or behind it, at all servers alike.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -24,6 +24,7 @@ import torch
 from geomx.codecs.pack.values import FORMS
 from geomx.errors import ProtocolError
 from geomx.tables.hashing import Keys
+from geomx.tables.host import Host
 from geomx.tables.moving import (
     LARGEST_PIECE_BYTES,
     Answer,
@@ -46,19 +47,6 @@ from geomx.tables.requests import OF_NO_CLOCK, Holders, Open, Push, Put, packed
 from geomx.tables.ring import Ring
 from geomx.tables.table import Came, Table
 from geomx.tables.table import Given as Pushed
-
-
-class HoldingHost(Protocol):
-    """The node around it; see `geomx.tables.shard.Host`."""
-
-    def run(
-        self, index: int, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int
-    ) -> None: ...
-    def respond(self, worker: str, number: int, what: bytes, payload: torch.Tensor | None) -> None: ...
-    def present(self) -> Iterable[str]: ...
-    def keeps_log(self) -> bool: ...
-    def announce(self, what: bytes) -> None: ...
-    def holders(self, names: Sequence[str]) -> None: ...
 
 
 class Moving(Protocol):
@@ -109,9 +97,7 @@ class _Change:
 class Holding:
     """See the module's text. `place`: this server's among `names`, of whom the first `shards` begin with all rows."""
 
-    def __init__(
-        self, host: HoldingHost, tables: Moving, place: int, names: Sequence[str], shards: int
-    ) -> None:
+    def __init__(self, host: Host, tables: Moving, place: int, names: Sequence[str], shards: int) -> None:
         self._host, self._tables, self._place, self._names = host, tables, place, tuple(names)
         self.now = Holders(0, tuple(range(shards)))
         self._change: _Change | None = None

@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from geomx.errors import ProtocolError, Unsupported
-from geomx.tables.requests import Holders, Open, packed, unpacked
+from geomx.tables.requests import Holders, Open, decoded, packed, unpacked
 
 LARGEST_PIECE_BYTES, AT_ONCE = 4 << 20, 4  # of rows in one message; such messages by each way
 
@@ -119,18 +119,12 @@ _tables = msgspec.msgpack.Decoder(tuple[TableAt, ...])
 
 def read_move(what: bytes) -> Move:
     """Raises `ProtocolError` for what is none."""
-    try:
-        return _moves.decode(what)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"no request of a row server: {error}") from error
+    return decoded(_moves, what, "request of a row server")
 
 
 def read_move_answer(what: bytes) -> Answer:
     """Raises `ProtocolError` for what is none."""
-    try:
-        return _answers.decode(what)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"no answer to a row server: {error}") from error
+    return decoded(_answers, what, "answer to a row server")
 
 
 def as_array(value: Any) -> torch.Tensor:
@@ -141,10 +135,7 @@ def as_array(value: Any) -> torch.Tensor:
 def tables_in(arrays: Mapping[str, torch.Tensor]) -> tuple[TableAt, ...]:
     """The `tables` of a payload. Raises `ProtocolError`."""
     found = arrays.get("tables")
-    try:
-        return () if found is None else _tables.decode(found.numpy().tobytes())
-    except (msgspec.MsgspecError, ValueError, RecursionError, TypeError) as error:
-        raise ProtocolError(f"no tables: {error}") from error
+    return () if found is None else decoded(_tables, found.contiguous().numpy().tobytes(), "tables")
 
 
 def furthest(said: Sequence[tuple[TableAt, ...]]) -> tuple[TableAt, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -10,12 +10,13 @@ import torch
 from geomx.codecs.bundle import Bundle, Bundles, Entry
 from geomx.errors import ProtocolError
 from geomx.layout import Slice
-from geomx.tables.vectors import Answer, VectorAsked
+from geomx.tables.sandblaster.vectors import Answer, VectorAsked
 
 MOST_ROWS, MOST_COLUMNS = 1 << 62, 1 << 20
 OF_NO_CLOCK = -1  # of a push that is applied as it comes, and counts in no clock
 NO_SLICE = Slice(0, "uint8", 0, "call", 0, ())  # bundles know nothing of one
 _BUNDLES = Bundles()
+Said = TypeVar("Said")
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -120,20 +121,22 @@ _asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
 _answered: msgspec.msgpack.Decoder[Done | Holders | Answer] = msgspec.msgpack.Decoder(Done | Holders | Answer)
 
 
+def decoded(decoder: msgspec.msgpack.Decoder[Said], what: bytes, told: str) -> Said:
+    """What was said. Raises `ProtocolError` for what is no `told`."""
+    try:
+        return decoder.decode(what)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"no {told}: {error}") from error
+
+
 def read_request(what: bytes) -> Asked:
     """Raises `ProtocolError` for what is none."""
-    try:
-        return _asked.decode(what)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"no request about a table: {error}") from error
+    return decoded(_asked, what, "request about a table")
 
 
 def read_answer(what: bytes) -> Done | Holders | Answer:
     """Raises `ProtocolError` for what is none."""
-    try:
-        return _answered.decode(what)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"no answer about a table: {error}") from error
+    return decoded(_answered, what, "answer about a table")
 
 
 def written(message: Asked | Done | Holders | Answer) -> bytes:

@@ -1,4 +1,4 @@
-"""Which shard has a row: consistent hashing.
+"""Which server has a row: consistent hashing.
 
 Every shard has `POINTS` points on a ring of 64 bits, its virtual nodes; a key belongs to the shard of the first point
 at or behind its hash. So shards have about equally much, whichever keys are used (within some percent), and where one

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,6 +23,7 @@ from geomx.errors import ConfigError, Disagreement, ProtocolError, Unsupported
 from geomx.tables import table_inits, table_rules
 from geomx.tables.hashing import Keys
 from geomx.tables.holding import Holding
+from geomx.tables.host import Host
 from geomx.tables.keys import CameLists, decoded
 from geomx.tables.moving import TableAt, moves, read_move, spoken
 from geomx.tables.requests import (
@@ -44,37 +45,13 @@ from geomx.tables.requests import (
     written,
 )
 from geomx.tables.rows import Rows
+from geomx.tables.sandblaster.vectors import Answer, VectorAsked, VectorShard
 from geomx.tables.table import Came, Given, Table, Waiting, cut, restored, update_together
-from geomx.tables.vectors import Answer, VectorAsked, VectorShard
 from geomx.tree import ROW_SERVERS
 
 MOST_TABLES, MOST_NAME, MOST_SCANNED = 256, 256, 1 << 20
 VECTORS = -1  # in the place of a table's number: their jobs follow each other, too
 MOST_AHEAD = 64  # pushes that one may be ahead of the bound without waiting
-
-
-class Host(Protocol):
-    """The node around it."""
-
-    def run(
-        self, index: int, function: Callable[[], Any], then: Callable[[Any], None], cost_bytes: int
-    ) -> None:
-        """Compute in a job behind all those of table `index` that came before; `then(result)` continues."""
-
-    def respond(self, worker: str, number: int, what: bytes, payload: torch.Tensor | None) -> None:
-        """Answer a request."""
-
-    def present(self) -> Iterable[str]:
-        """The workers that take part, in the order of the run."""
-
-    def keeps_log(self) -> bool:
-        """Whether the shard keeps one."""
-
-    def announce(self, what: bytes) -> None:
-        """Of the first shard: tell all others, and row servers; see `TableShard.told`."""
-
-    def holders(self, names: Sequence[str]) -> None:
-        """These servers hold rows from now on."""
 
 
 class TableShard:

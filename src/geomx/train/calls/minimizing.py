@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 
 from geomx.errors import NotFinite, Unsupported
-from geomx.tables.lbfgs import Asks, Do, Evaluate, Outcome
 from geomx.tables.requests import packed
-from geomx.tables.vectors import Begin, Give, Next, Over, Read, Run, Write, ranges
+from geomx.tables.sandblaster.lbfgs import Asks, Do, Evaluate, Outcome
+from geomx.tables.sandblaster.vectors import Begin, Give, Next, Over, Read, Run, Write, ranges
 from geomx.train.calls.requests import Requests, Token
 
 Vector = npt.NDArray[np.float64]

@@ -11,7 +11,7 @@ from geomx.node.requests import Responded
 from geomx.tables.keys import MOST_LISTS
 from geomx.tables.requests import Asked, Done, Holders, Pull, read_answer, unpacked, written
 from geomx.tables.ring import Ring
-from geomx.tables.vectors import Answer
+from geomx.tables.sandblaster.vectors import Answer
 from geomx.train.calls.collective_client import CollectiveClient
 
 # Requests to one place, pulls and others: what is asked again names lists that it still has.

@@ -13,7 +13,7 @@ import torch
 
 from geomx.codecs.pack.values import FORMS
 from geomx.errors import Unsupported
-from geomx.tables.lbfgs import minimize
+from geomx.tables.sandblaster.lbfgs import minimize
 from geomx.train.calls.collectives import Collectives, Pending, ReduceOp
 from geomx.train.calls.minimizing import Minimizing, portions_of
 from geomx.train.calls.requests import Requests

@@ -14,8 +14,8 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from geomx.tables.line_search import LONGEST, LineSearch
-from geomx.tables.vectors import Op
+from geomx.tables.sandblaster.line_search import LONGEST, LineSearch
+from geomx.tables.sandblaster.vectors import Op
 
 EPSILON = 2.220446049250313e-16
 MOST_TRIES = 20
