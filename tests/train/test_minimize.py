@@ -9,8 +9,9 @@ import pytest
 from live_runs import begin, dies, place_of, sleep, train
 from scipy.optimize import minimize
 
-from geomx.errors import GeomxError, NotFinite, Unsupported
+from geomx.errors import Disagreement, GeomxError, NodeLost, NotFinite, RunFailed, Unsupported
 from geomx.rounds.losses import Losses
+from geomx.simulate.simulator import Network, Simulator
 from geomx.train import LiveRun, Settings
 from geomx.wire.session import Patience
 
@@ -56,6 +57,7 @@ def test_it_takes_the_steps_of_scipys(parties: tuple[int, ...], shards: int) -> 
         assert np.allclose(mine.values, theirs, rtol=1e-12)
         assert np.allclose(mine.point, found.x, atol=1e-8)
         assert np.array_equal(mine.point, first.point)
+        assert mine.converged
         assert "falls no more" in mine.why
 
 
@@ -127,6 +129,52 @@ def test_two_in_a_row_and_beside_a_table() -> None:
     assert set(results.values()) == {(3, True, 2.0)}
 
 
+def test_two_in_a_row_do_not_see_each_other() -> None:
+    """The slow link's worker reads its result before the next call begins."""
+
+    def main(run: LiveRun) -> list[float]:
+        return [
+            float(
+                run.minimize(
+                    lambda w, _, at=at: (float((w - at) @ (w - at)), 2 * (w - at)), np.full(3, 99.0), 4
+                ).point[0]
+            )
+            for at in range(4)
+        ]
+
+    def faults(simulator: Simulator, _: Any) -> None:
+        simulator.link("B", "global/0", Network(rate_mbps=1000.0, delay_ms=40.0))
+
+    results, _ = train((1, 1), main, faults=faults)
+    assert np.allclose(results["A/0"], range(4), atol=1e-5)
+    assert results["B/0"] == results["A/0"]
+
+
+def test_a_gradient_that_is_none_is_told() -> None:
+    def main(run: LiveRun) -> Any:
+        return run.minimize(lambda w, _: (float(w @ w), -2 * w[::-1][::-1]), np.ones(3), 4)
+
+    results, _ = train((1, 1), main)
+    found = results["A/0"]
+    assert not found.converged
+    assert "see that the gradient is that of the value" in found.why
+    assert np.array_equal(found.point, np.ones(3))
+
+
+@pytest.mark.parametrize(("victim", "named"), [("A/0", "A/0"), ("B/0", "B")])
+def test_who_is_lost_for_good_is_named(victim: str, named: str) -> None:
+    def main(run: LiveRun) -> Any:
+        def evaluate(w: Any, portion: int) -> tuple[float, Any]:
+            sleep(run, 0.02)
+            return logistic(w, portion)
+
+        return run.minimize(evaluate, np.zeros(PARAMETERS), {"A": 12, "B": 12}).values
+
+    with pytest.raises((NodeLost, RunFailed)) as caught:
+        train((2, 1), main, Settings(on_loss="continue"), faults=dies(victim, at_s=0.7), **LOST)
+    assert caught.value.node == named
+
+
 def refused(match: str, main: Any, error: type[GeomxError] = Unsupported, **how: Any) -> None:
     with pytest.raises(error, match=match):
         train((1, 1), main, **how)
@@ -139,6 +187,14 @@ def test_what_cannot_be_is_told() -> None:
     refused("gradient of 2 numbers for 3", of(lambda w, _: (0.0, np.zeros(2))))
     refused("portion . gives NaN", of(lambda w, _: (float("nan"), w)), NotFinite)
     refused("portions=0", of(lambda w, _: (0.0, w), 0))
+    refused("portions=2.5", of(lambda w, _: (0.0, w), 2.5))
+    refused("complex", of(lambda w, _: (0.0, w.astype(complex))))
+    refused("history=0", lambda run: run.minimize(lambda w, _: (0.0, w), np.zeros(3), 4, history=0))
+    refused(
+        "portions={'A': 4, 'B': 4}.*portions={'A': 4, 'B': 12}",
+        lambda run: of(lambda w, _: (0.0, w), {"A": 4, "B": 4 if run.name == "A/0" else 12})(run),
+        Disagreement,
+    )
     refused("one or more for each of A, B", of(lambda w, _: (0.0, w), {"A": 2}))
     refused(
         "vectors are in no log", of(lambda w, _: (0.0, w)), GeomxError, is_durable=True, replicas=1, shards=2

@@ -68,7 +68,7 @@ def servers(
             name = f"global/rows-{number}"
             simulator.at(comes_s, partial(come, simulator, make_node(topology, name, incarnation=life)))
             if goes_s is not None:
-                simulator.at(goes_s, partial(simulator.call, name, "retire"))
+                simulator.at(goes_s, partial(simulator.call, name, "retire_soon"))
 
     def come(simulator: Simulator, node: Any) -> None:
         """Once a former process of its name has ended."""

@@ -48,8 +48,8 @@ def serve(
     """Run a server's node until the run has ended; raises `GeomxError`. `place`: of its addresses, where it is.
 
     SIGTERM and Ctrl-C have the node tell its peers that it was asked to end, and fail; the second one kills. Where the
-    run goes on without whoever is lost, SIGTERM has a server that is no shard leave in order, and always
-    a row server. `asked` is given the number of a signal that ends the run.
+    run goes on without whoever is lost, SIGTERM has a server that is no shard leave in order; so do both,
+    always, with a row server. `asked` is given the number of a signal that ends the run.
     """
     reuse_freed_blocks()
     torch.set_num_threads(1)  # a slice is too small to share out, and the other core has its own work
@@ -68,7 +68,7 @@ def serve(
     if run.is_durable and name in run.shard_names:
         softly = "step_down"
     elif name in ROW_SERVERS:
-        softly = "retire"
+        softly = "retire_soon"
     else:
         softly = "retire" if run.run.on_loss == "continue" and name not in run.shard_names else ""
     run_loop(_until_asked(Driver(node, wire(run, name, place), recorder, durable=durable), asked, softly))
@@ -87,7 +87,7 @@ async def _until_asked(driver: Driver, asked: Callable[[int], object], softly: s
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         heard.append(number)
-        if softly and number == signal.SIGTERM:
+        if softly and (number == signal.SIGTERM or softly == "retire_soon"):
             why = (asked_to_end(signal.Signals(number).name),) if softly == "step_down" else ()
             driver.deliver(Called(softly, why))
             return

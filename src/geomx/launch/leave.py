@@ -149,7 +149,8 @@ def _faults(run: Run, node: str) -> list[Fault]:
     """Why a node cannot be asked to leave from here."""
     tree = run.tree
     if node not in (*tree.nodes, *ROW_SERVERS):
-        return [Fault("NODE", node, ", ".join(tree.nodes), nearest(node, tree.nodes))]
+        allowed = (*tree.nodes, *ROW_SERVERS)
+        return [Fault("NODE", node, ", ".join(tree.nodes) + ", or a row server", nearest(node, allowed))]
     if tree.is_shard(node):
         return [
             Fault(

@@ -15,7 +15,7 @@ from geomx.launch.local.child import Ended
 from geomx.launch.local.processes import Outcome
 from geomx.observe.records import Record
 from geomx.observe.report import Report
-from geomx.tree import Tree
+from geomx.tree import ROW_SERVERS, Tree
 
 FAILED = 1
 AGAIN = "start the run again: a script that loads its checkpoint (run.load) continues from there"
@@ -71,6 +71,8 @@ def first_failure(outcome: Outcome, records: Sequence[Record], shown: bool = Fal
         if node in outcome.well:
             return _with_hints(node, VANISHED, error)
         reason = next(r.fields["reason"] for r in told if r.fields["node"] == node)
+        if node in ROW_SERVERS:  # a process that nobody here has started
+            return _with_hints(node, reason, error)
         return _with_hints(node, f"{reason}; its process was still running", error, PATIENCE)
     of_lost = next((r.fields["reason"] for r in told if r.fields["node"] == node), "") if node in lost else ""
     words = _last_words(ended[node], reasons.get(node, of_lost), shown)

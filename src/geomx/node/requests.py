@@ -75,11 +75,15 @@ class Asking:
 
 
 class Taken(NamedTuple):
-    """The last request that was taken of a worker. `before`: how many of its former lives were."""
+    """The last request that was taken of a worker. `before`: how many of its former lives were.
+
+    `first`: that was taken of this life.
+    """
 
     incarnation: int
     number: int
     before: int
+    first: int
 
 
 class Service(Protocol):
@@ -219,13 +223,13 @@ class Asked:
         """A request has come. Raises GeomxError."""
         if request.shard != self.place:
             raise ProtocolError(f"a request to place {request.shard} came to place {self.place}")
-        incarnation, last, before = self._taken.get(request.worker, Taken(-1, 0, 0))
+        incarnation, last, before, first = self._taken.get(request.worker, Taken(-1, 0, 0, 0))
         if request.incarnation < incarnation:
             return  # of one that is no more
         if request.incarnation > incarnation:
-            last, before = 0, before + last
+            last, before, first = 0, before + last, request.number
             self.service.begins(request.worker)
-        self._taken[request.worker] = Taken(request.incarnation, max(last, request.number), before)
+        self._taken[request.worker] = Taken(request.incarnation, max(last, request.number), before, first)
         again = request.number <= last
         if not again and self.service.changes(request.worker, request.what, payload):
             self._server.journal.write(request, [] if payload is None else [payload])

@@ -37,10 +37,11 @@ def check_stillness(still_s: float, stall_s: float, waiting: Sequence[object]) -
     patience_s = stall_s if waiting else 2 * stall_s
     if still_s < patience_s:
         return
-    what = "; ".join(map(str, waiting)) or "no turn is open, so an answer was lost on its way down"
+    what = "; ".join(map(str, waiting)) or "no turn is open"
     raise Stalled(
-        f"nothing has moved for {patience_s:g} s, and every worker waits inside geomx: {what}. Messages were lost for "
-        "good; start the run again from its last checkpoint"
+        f"nothing has moved for {patience_s:g} s, and every worker waits inside geomx: {what}. Every "
+        "worker has to make the same calls; if they do, messages were lost for good: start the run again from its last "
+        "checkpoint"
     )
 
 

@@ -76,11 +76,21 @@ class _Waiting(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """What a server that is gone has taken of a worker: of which incarnation, up to which number, and sent back."""
+    """What a server that is gone has taken of a worker: of which incarnation, from and to which number.
+
+    `back`: what of that it has sent back.
+    """
 
     incarnation: int
+    first: int
     last: int
     back: frozenset[int]
+
+    def has(self, incarnation: int, number: int) -> bool:
+        """Whether it has taken a push."""
+        return (
+            incarnation == self.incarnation and self.first <= number <= self.last and number not in self.back
+        )
 
 
 @dataclass
@@ -104,7 +114,7 @@ class Holding:
         self._freezes: list[tuple[str, int, Freeze]] = []  # for a turn behind this one
         self._waiting: dict[str, deque[_Waiting]] = {}  # by worker, in order
         self._back: dict[str, set[int]] = {}  # by worker: pushes and puts that were sent back
-        self._gone: dict[int, dict[str, _Taken]] = {}  # by place
+        self._gone: dict[int, dict[str, list[_Taken]]] = {}  # by place, of each process that was there
         # At the first shard:
         self._turns: deque[tuple[str, int]] = deque()
         self._turn = ""  # whose it is
@@ -142,7 +152,7 @@ class Holding:
         ):
             self.send_back(came)
             return False
-        if asked.epoch == self.now.epoch and (self._change is None or isinstance(asked, Open)):
+        if asked.epoch == self.now.epoch and self._change is None:
             return True
         self._waiting.setdefault(worker, deque()).append(_Waiting(came, payload, now))
         self._go_on(worker)
@@ -178,6 +188,10 @@ class Holding:
             came = waiting[0].came
             if came.asked.epoch != self.now.epoch:
                 return
+            if isinstance(came.asked, Open):
+                at = change.target.get(came.asked.table)
+                if at is None or worker not in at.groups:  # other servers would not know of it
+                    return
             if isinstance(came.asked, Push) and came.asked.clock != OF_NO_CLOCK:
                 at, table = change.target.get(came.asked.table), self._tables.tables.get(came.asked.table)
                 if at is None or table is None:
@@ -363,33 +377,34 @@ class Holding:
 
     # -- those who are gone ---------------------------------------------------------------------------------------
 
-    def taken(self, taken: Mapping[str, tuple[int, int, int]]) -> torch.Tensor:
+    def taken(self, taken: Mapping[str, tuple[int, int, int, int]]) -> torch.Tensor:
         """What a server that goes has taken, for `Keep`; what waits is to be sent back."""
         told = {}
-        for worker, (incarnation, last, before) in taken.items():
+        for worker, (incarnation, last, before, first) in taken.items():
             waits = {each.came.number for each in self._waiting.get(worker, ())}
             back = waits | self._back.get(worker, set())
-            told[worker] = incarnation, last, sorted(number - before for number in back if number > before)
+            told[worker] = (
+                incarnation,
+                first,
+                last,
+                sorted(number - before for number in back if number > before),
+            )
         return as_array(told)
 
     def _keep(self, server: str, arrays: dict[str, torch.Tensor]) -> None:
         try:
             told = msgspec.msgpack.decode(
-                arrays["taken"].numpy().tobytes(), type=dict[str, tuple[int, int, list[int]]]
+                arrays["taken"].numpy().tobytes(), type=dict[str, tuple[int, int, int, list[int]]]
             )
         except (msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
             raise ProtocolError(f"{server} does not say what it has taken: {error}") from error
-        self._gone[self._names.index(server)] = {
-            worker: _Taken(incarnation, last, frozenset(back))
-            for worker, (incarnation, last, back) in told.items()
-        }
+        gone = self._gone.setdefault(self._names.index(server), {})
+        for worker, (incarnation, first, last, back) in told.items():
+            gone.setdefault(worker, []).append(_Taken(incarnation, first, last, frozenset(back)))
 
     def has_taken(self, place: int, worker: str, incarnation: int, number: int) -> bool:
         """Whether a server that is gone has taken a push."""
-        taken = self._gone.get(place, {}).get(worker)
-        if taken is None or taken.incarnation != incarnation:
-            return False
-        return number <= taken.last and number not in taken.back
+        return any(taken.has(incarnation, number) for taken in self._gone.get(place, {}).get(worker, ()))
 
     def _answer(self, server: str, number: int, answer: Answer, payload: torch.Tensor | None = None) -> None:
         self._host.respond(server, number, msgspec.msgpack.encode(answer), payload)

@@ -108,7 +108,7 @@ class TableShard:
         """See `Moving`. Raises GeomxError."""
         worker, number, asked = came
         if isinstance(asked, Open):
-            self._open(came, asked)
+            self._open(came, asked, now)
             return
         table = self.tables.get(asked.table)
         if table is None or worker not in table.clocks.groups:
@@ -182,6 +182,7 @@ class TableShard:
                 self._look_whether_all_sync(table, group)
             self._look(table)
         self.holding.look()
+        self._vectors.changed(self._host.present())
 
     # -- rows that move -------------------------------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ class TableShard:
         return place in self.holding.now.places
 
     def moves(
-        self, comes: bool, leads: int, taken: Callable[[], Mapping[str, tuple[int, int, int]]]
+        self, comes: bool, leads: int, taken: Callable[[], Mapping[str, tuple[int, int, int, int]]]
     ) -> Generator[list[tuple[int, bytes, torch.Tensor | None]], list[tuple[bytes, Any]], None]:
         """See `geomx.node.rows.row_server.RowService`."""
         return spoken(moves(self._place, comes, leads, lambda: self.holding.taken(taken())))
@@ -248,8 +249,11 @@ class TableShard:
             self._host.run(table.index, partial(table.rows.keep, keeps), lambda _: None, 0)
 
     def behind(self, now: float) -> Iterable[tuple[str, str, list[str], float]]:
-        """The pulls that wait: of which table, whose, for whom, and for how many seconds."""
+        """Who waits: in which table, whose pull or opening, for whom, and for how many seconds."""
         for table in self.tables.values():
+            for came in table.opening:
+                late = [each for each in self._host.present() if each not in table.clocks.groups]
+                yield table.opened.table, came.worker, late, now - table.since
             for each in table.waiting:
                 worker = each.request.worker
                 yield table.opened.table, worker, table.clocks.behind(worker, each.clock), now - each.since
@@ -284,10 +288,11 @@ class TableShard:
 
     # -- opening --------------------------------------------------------------------------------------------------
 
-    def _open(self, request: Came, opened: Open) -> None:
+    def _open(self, request: Came, opened: Open, now: float) -> None:
         table = self.tables.get(opened.table)
         if table is None:
             table = self.tables[opened.table] = self._made(opened)
+            table.since = now
         elif table.opened.terms != opened.terms:
             raise Disagreement(
                 f"{request.worker} opens the table {opened.table!r} with {_told(opened)}, others with "

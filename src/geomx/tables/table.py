@@ -76,7 +76,7 @@ class Table:
         self.ahead: list[
             tuple[Came, int]
         ] = []  # pushes of those who are far ahead, which are not answered yet
-        self.is_open = False
+        self.is_open, self.since = False, 0.0  # since when it is being opened
         self.opening: list[Came] = []
         self.syncing: dict[str, Came] = {}  # by worker: its `Sync` that waits for others
         self.synced: dict[str, int] = {}  # by worker: the last that was answered

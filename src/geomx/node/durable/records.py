@@ -94,7 +94,7 @@ class Served(msgspec.Struct, frozen=True, array_like=True, tag=True):
     `what`, and the payload of pieces with these `sizes`, are the service's business.
     """
 
-    taken: dict[str, tuple[int, int, int]]
+    taken: dict[str, tuple[int, int, int, int]]
     what: bytes
     sizes: tuple[int, ...]
 

@@ -209,9 +209,13 @@ class BaseNode(ABC):
         """Whether this node ends when a peer says that the run cannot go on."""
         return not peer.is_beside or self.needs(peer)
 
+    def awaits_its_place(self) -> bool:
+        """Whether it waits for another process of its name to end, which others still have."""
+        return True
+
     def needs(self, peer: Peer) -> bool:
         """Whether the run cannot do without a node beside this one."""
-        return self.companion is not None and self.companion.needs(peer)
+        return peer.is_beside and self.companion is not None and self.companion.needs(peer)
 
     def pace(self) -> int:
         """How many steps the slowest worker here or below has taken by itself; -1: that is not known."""

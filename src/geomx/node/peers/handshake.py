@@ -60,6 +60,8 @@ class HandshakeHost(Protocol):
     def may_return(self, peer: Peer) -> bool: ...
     def returns(self, peer: Peer) -> bool: ...
     def renews(self, peer: Peer) -> bool: ...
+    def needs(self, peer: Peer) -> bool: ...
+    def awaits_its_place(self) -> bool: ...
     def readmits(self, peer: Peer) -> bool: ...
     def is_ready_for(self, name: str) -> bool: ...
     def begin_anew(self, reason: str) -> bool: ...
@@ -222,7 +224,7 @@ class Handshake:
             timeout_s = peer.session.patience.timeout_s
             since = now if now - last > timeout_s else since  # it may have stood still since it last said so
             self._held[peer.name] = since, now
-            if now - since > timeout_s:
+            if now - since > timeout_s or not self._host.awaits_its_place():
                 raise self._refused(peer, refusal)
             self._dial_anew(conn, peer, refusal.reason)
         elif refusal.code == "fenced" and me.incarnation <= refusal.newest < LAST and not self._is_known:
@@ -358,10 +360,8 @@ class Handshake:
             return Refuse("ended", is_new)
         if not known.is_beside and self._host.may_go(known) and not self._host.readmits(known):
             return Refuse("identity", f"{hello.node} has left this run, which continues without it")
-        if (
-            session.is_open
-            and session.silent_s(self._host.now) <= SILENT_BEATS * session.patience.heartbeat_s
-        ):
+        silent_s, heartbeat_s = session.silent_s(self._host.now), session.patience.heartbeat_s
+        if self._host.needs(known) or (session.is_open and silent_s <= SILENT_BEATS * heartbeat_s):
             return Refuse("held", f"another {hello.node} is connected and alive")
         if known.joined and not (known.is_beside or self._host.may_return(known)):
             return Refuse("returned", f"{hello.node} was restarted, and its state of this run is lost")

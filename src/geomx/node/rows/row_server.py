@@ -28,7 +28,9 @@ Talk = Generator[list[tuple[int, bytes, torch.Tensor | None]], list[tuple[bytes,
 class RowService(Service, Protocol):
     """A service that can come and go."""
 
-    def moves(self, comes: bool, leads: int, taken: Callable[[], Mapping[str, tuple[int, int, int]]]) -> Talk:
+    def moves(
+        self, comes: bool, leads: int, taken: Callable[[], Mapping[str, tuple[int, int, int, int]]]
+    ) -> Talk:
         """What has to be said to come, or else to go: yields what to ask, by place, and gets the answers.
 
         `leads`: the place of the shard that leads here; `taken`: see `Asked.taken`.
@@ -121,20 +123,25 @@ class RowServer(BaseNode):
         if self._state == "apart" and self.members.there and not self.waits_for():
             self._begin_to("comes")
 
+    def awaits_its_place(self) -> bool:
+        return False  # there are others
+
     def begin_anew(self, reason: str) -> bool:
         """A shard has parted with this server, so what it had begun has come to nothing."""
         raise NodeLost(self.name, f"{reason}: start it again", may_return=True)
 
-    def retire(self) -> None:
+    def retire_soon(self) -> None:
         """Leave in order: hand all rows over first."""
         if self._retires:
             return
         self._retires = True
-        self.note("hands_over", "info")
         if self._state == "apart":
             self.stop()
-        elif self._state == "there":
-            self._begin_to("goes")
+            return
+        self.note("hands_over", "info")
+        if self._state != "there":
+            return
+        self._begin_to("goes")
 
     def _begin_to(self, what: Literal["comes", "goes"]) -> None:
         self._state = what

@@ -37,13 +37,14 @@ class Do:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What it has come to. `why` it has ended; `evaluations`: how often all portions were summed."""
+    """What it has come to. `why` it has ended, `converged`: at a minimum; `evaluations`: how often all were summed."""
 
     value: float
     iterations: int
     evaluations: int
     why: str
     values: tuple[float, ...]  # behind each iteration, the start's first
+    converged: bool = False
 
 
 Asks = Generator["Evaluate | Do", "tuple[float, ...]", Outcome]
@@ -59,7 +60,7 @@ def minimize(history: int, iterations: int, gradient_tolerance: float, value_tol
     products.put("g", "g", product)
     for iteration in range(iterations):
         if largest <= gradient_tolerance:
-            return Outcome(value, iteration, evaluations, "the gradient is small", tuple(values))
+            return Outcome(value, iteration, evaluations, "the gradient is small", tuple(values), True)
         factors = _direction(products, pairs)
         yield Do((Op("set", "d", tuple(factors), tuple(factors.values())), Op("set", "x0", ("x",), (1.0,)),
                   Op("set", "g0", ("g",), (1.0,))))  # fmt: skip
@@ -76,6 +77,10 @@ def minimize(history: int, iterations: int, gradient_tolerance: float, value_tol
             search.told(value, slope_there)
             if search.is_done:
                 break
+        if not (search.is_done or value < before):
+            yield Do((Op("set", "x", ("x0",), (1.0,)),))
+            why = "no point on the way is lower: see that the gradient is that of the value"
+            return Outcome(before, iteration, evaluations, why, tuple(values))
         values.append(value)
         number = iteration
         if len(pairs) == history:
@@ -97,7 +102,7 @@ def minimize(history: int, iterations: int, gradient_tolerance: float, value_tol
         else:
             pairs.append(number)
         if before - value <= value_tolerance * max(abs(before), abs(value), 1.0):
-            return Outcome(value, iteration + 1, evaluations, "the value falls no more", tuple(values))
+            return Outcome(value, iteration + 1, evaluations, "the value falls no more", tuple(values), True)
     return Outcome(value, iterations, evaluations, f"{iterations} iterations are over", tuple(values))
 
 

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from geomx.errors import ProtocolError
+from geomx.errors import NodeLost, ProtocolError
 
 Vector = npt.NDArray[np.float64]
-MOST_VECTORS, MOST_OPERATIONS, MOST_TOLD = 256, 4096, 64
+MOST_VECTORS, MOST_OPERATIONS, MOST_TOLD, MOST_HISTORY = 256, 4096, 64, 100
 
 
 class Op(msgspec.Struct, frozen=True, array_like=True):
@@ -125,6 +125,7 @@ class _Evaluation:
     portions: int
     into: str
     asker: tuple[str, int]
+    coordinator: str
     given: dict[int, float] = field(default_factory=dict)
     handed: dict[int, list[str]] = field(default_factory=dict)
 
@@ -150,6 +151,22 @@ class VectorShard:
         for handed in () if self._current is None else self._current.handed.values():
             handed[:] = [each for each in handed if each != worker]
         self._hand_out()
+
+    def changed(self, present: Iterable[str]) -> None:
+        """These take part. Raises `NodeLost` where nobody else can do what somebody was to do."""
+        there, current = set(present), self._current
+        if current is None or not (current.asker[0] or self._free):  # nobody waits
+            return
+        if current.coordinator not in there:
+            raise NodeLost(current.coordinator, "it coordinates run.minimize(), and nobody else can")
+        start = 0
+        for party, count in current.of:
+            left = set(range(start, start + count)) - current.given.keys()
+            if left and party and not any(each.rpartition("/")[0] == party for each in there):
+                raise NodeLost(
+                    party, "run.minimize() has portions of its data, and none of its workers is left"
+                )
+            start += count
 
     def asked_again(self, worker: str, number: int, asked: VectorAsked, values: torch.Tensor | None) -> None:
         """A request that has come before: what changes something is not done twice."""
@@ -232,7 +249,7 @@ class VectorShard:
     # -- work -----------------------------------------------------------------------------------------------------
 
     def _begin(self, reply: tuple[str, int], begin: Begin) -> None:
-        self._current = _Evaluation(begin.number, begin.of, begin.portions, begin.into, reply)
+        self._current = _Evaluation(begin.number, begin.of, begin.portions, begin.into, reply, reply[0])
         self._put(begin.into, np.zeros(begin.size))
         for portion, value, values in self._early.pop(begin.number, []):
             self._add(self._current, portion, value, values)

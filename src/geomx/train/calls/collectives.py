@@ -161,8 +161,8 @@ class Collectives:
 
         return self._begin(f"gather of {described(shape, ['...'] * len(given))}", pieces, make)
 
-    def map(self, value: Any) -> Pending[dict[str, Any]]:
-        """See `RunCalls.map`."""
+    def map(self, value: Any, call: str = "map") -> Pending[dict[str, Any]]:
+        """See `RunCalls.map`. `call`: as what it is known."""
         try:
             data = msgspec.msgpack.encode(value, enc_hook=plain)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -174,7 +174,7 @@ class Collectives:
             came = self._came.pop(piece.name, [])
             return {entry.origin: msgspec.msgpack.decode(bytes(array.numpy())) for entry, array in came}
 
-        return self._begin("map", [piece], make)
+        return self._begin(call, [piece], make)
 
     def barrier(self) -> Pending[None]:
         """See `RunCalls.barrier`."""

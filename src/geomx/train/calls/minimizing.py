@@ -75,7 +75,7 @@ class Minimizing:
         if number != self._at:
             self._at, self._point = number, self.read()
         value, gradient = self._evaluate(self._point.copy(), portion - self._first_of)
-        flat = torch.as_tensor(gradient).detach().to("cpu", torch.float64).reshape(-1)
+        flat = _flat(gradient)
         if flat.numel() != len(self._start):
             raise Unsupported(
                 f"run.minimize(): a gradient of {flat.numel()} numbers for {len(self._start)} parameters"
@@ -156,17 +156,31 @@ class Minimizing:
         )
 
 
+def _flat(gradient: Any) -> torch.Tensor:
+    """A gradient as one row of float64. Raises `Unsupported`."""
+    try:
+        found = torch.as_tensor(
+            gradient if isinstance(gradient, torch.Tensor) else np.ascontiguousarray(gradient)
+        )
+    except (TypeError, ValueError) as error:
+        raise Unsupported(f"run.minimize(): a gradient that is none: {error}") from None
+    if found.is_complex():
+        raise Unsupported("run.minimize(): a gradient of complex numbers")
+    return found.detach().to("cpu", torch.float64).reshape(-1).contiguous()
+
+
 def portions_of(
     portions: int | Mapping[str, int], parties: Sequence[str], party: str
 ) -> tuple[list[tuple[str, int]], int]:
     """By party how many, and the number of a party's first. Raises `Unsupported`."""
     if isinstance(portions, Mapping):
-        if set(portions) != set(parties) or min(portions.values(), default=0) < 1:
+        fits = all(isinstance(count, int) and count > 0 for count in portions.values())
+        if set(portions) != set(parties) or not fits:
             raise Unsupported(
                 f"run.minimize(portions={dict(portions)}): one or more for each of {', '.join(parties)}"
             )
         of = [(name, portions[name]) for name in parties]
         return of, sum(count for name, count in of[: parties.index(party)])
-    if portions < 1:
+    if not isinstance(portions, int) or portions < 1:
         raise Unsupported(f"run.minimize(portions={portions}): 1 or more")
     return [("", portions)], 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -39,6 +39,10 @@ class Requests:
         self._answers: dict[Token, tuple[Done | Holders | Answer, dict[str, torch.Tensor]]] = {}
         self.sent_bytes = self.made = 0
         self.evaluations = self.minimizations = 0  # so far, see `geomx.train.calls.minimizing`
+        self.is_torn = False  # whether an exception has left one in the middle
+        self.looks: list[
+            Callable[[], None]
+        ] = []  # of each table, when something is answered and others hold rows
         client.responded = self._responded
 
     def ask(self, place: int, asked: Asked, payload: torch.Tensor | None = None) -> Token:
@@ -63,22 +67,21 @@ class Requests:
         `whom`: it waits for.
         """
         wanted = list(tokens)
-        self._client.port.wait(lambda: self.has(wanted), lambda: whom)
-        self._learn(wanted)
-        found = [self._answers.pop(token) for token in wanted]
+        self.until(lambda: self.has(wanted), whom)
+        return self.taken(wanted)
+
+    def until(self, ready: Callable[[], bool], whom: str) -> None:
+        """Return when it is so. Meanwhile, what was sent back to other tables is asked anew, too."""
+        self._client.port.wait(ready, lambda: whom)
+
+    def taken(self, tokens: Iterable[Token]) -> list[tuple[Done | None, dict[str, torch.Tensor]]]:
+        """The same as `wait`, of what is answered."""
+        found = [self._answers.pop(token) for token in tokens]
         return [(answer if isinstance(answer, Done) else None, arrays) for answer, arrays in found]
 
-    def is_sent_back(self, tokens: Sequence[Token]) -> bool:
+    def are_sent_back(self, tokens: Iterable[Token]) -> bool:
         """Whether one of these, which are answered, is to be asked again."""
-        self._learn(tokens)
         return any(isinstance(self._answers[token][0], Holders) for token in tokens)
-
-    def _learn(self, tokens: Iterable[Token]) -> None:
-        """Who holds rows now, where an answer says so."""
-        for answer, _ in (self._answers[token] for token in tokens):
-            if isinstance(answer, Holders) and answer.epoch > self.holders.epoch:
-                self.holders = answer
-                self.ring = Ring([self._names[place] for place in answer.places])
 
     @property
     def servers(self) -> str:
@@ -91,7 +94,7 @@ class Requests:
 
     def wait_for_any(self, groups: Sequence[Sequence[Token]], whom: str) -> None:
         """Return when all of one of these groups are answered."""
-        self._client.port.wait(lambda: any(map(self.has, groups)), lambda: whom)
+        self.until(lambda: any(map(self.has, groups)), whom)
 
     def numbers(self, token: Token) -> tuple[tuple[float, ...], torch.Tensor | None]:
         """The answer to a request about vectors, which has come."""
@@ -100,4 +103,11 @@ class Requests:
 
     def _responded(self, item: Responded) -> None:
         self._open[item.shard] -= 1
-        self._answers[item.shard, item.number] = read_answer(item.what), unpacked(item.payload)
+        answer = read_answer(item.what)
+        self._answers[item.shard, item.number] = answer, unpacked(item.payload)
+        if isinstance(answer, Holders) and answer.epoch > self.holders.epoch:
+            self.holders = answer
+            self.ring = Ring([self._names[place] for place in answer.places])
+        if self.holders.epoch:
+            for look in self.looks:
+                look()

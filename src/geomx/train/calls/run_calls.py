@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 
 from geomx.codecs.pack.values import FORMS
-from geomx.errors import Unsupported
+from geomx.errors import Disagreement, Unsupported
 from geomx.tables.sandblaster.lbfgs import minimize
+from geomx.tables.sandblaster.vectors import MOST_HISTORY
 from geomx.train.calls.collectives import Collectives, Pending, ReduceOp
 from geomx.train.calls.minimizing import Minimizing, portions_of
 from geomx.train.calls.requests import Requests
@@ -30,6 +31,7 @@ class Minimum:
         iterations: How many steps were taken.
         evaluations: How often all portions were summed.
         why: Why it has ended, in words.
+        converged: Whether that is at a minimum, as far as the tolerances say.
         values: The value at the start, and behind each step.
         sent_bytes: What the coordinator has sent to the global servers, but for the start; 0 on other workers.
     """
@@ -39,6 +41,7 @@ class Minimum:
     iterations: int
     evaluations: int
     why: str
+    converged: bool
     values: list[float]
     sent_bytes: int
 
@@ -173,7 +176,8 @@ class RunCalls(ABC):
         if self._has_table(name):
             raise Unsupported(f"run.table({name!r}): this script has opened it before")
         terms = opened(name, rows, columns, init, rule, staleness, group)
-        return self._opened(Table(self._requests(), terms, values, filters))
+        chain = [filters] if isinstance(filters, str) else filters
+        return self._opened(Table(self._requests(), terms, values, chain))
 
     def minimize(
         self,
@@ -208,21 +212,42 @@ class RunCalls(ABC):
 
         Raises:
             NotFinite: A value or a gradient is NaN or Inf.
-            Unsupported: Arguments that cannot be.
+            Unsupported: Arguments that cannot be, or an exception has left an earlier call, so that workers are apart.
+            Disagreement: Workers have given different arguments.
         """
         calls, requests = self._calls(), self._requests()
         point = torch.as_tensor(start).detach().to("cpu", torch.float64).reshape(-1).numpy().copy()
         of, first_of = portions_of(portions, self._parties(), self._party())
+        counts = {"history": history, "iterations": iterations}
+        tolerances = {"gradient_tolerance": gradient_tolerance, "value_tolerance": value_tolerance}
+        for name, given in counts.items():
+            most = MOST_HISTORY if name == "history" else None
+            if not isinstance(given, int) or given < 1 or (most is not None and given > most):
+                bound = "" if most is None else f", {most} at most"
+                raise Unsupported(f"run.minimize({name}={given!r}): a whole number, 1 or more{bound}")
+        if not (bad := min(tolerances.values())) >= 0.0:
+            raise Unsupported(f"run.minimize() with a tolerance of {bad}: 0 or more")
+        if requests.is_torn:
+            raise Unsupported(
+                "run.minimize(): an exception has left an earlier one, so the workers are apart; let the script end"
+            )
+        _agree(calls.map([len(point), of, counts, tolerances], "minimize").result())
         minimizing = Minimizing(requests, evaluate, point, of, first_of)
         is_first = self._is_first()
         coordinator = minimize(history, iterations, gradient_tolerance, value_tolerance) if is_first else None
+        requests.is_torn = True
         outcome = minimizing.run(coordinator)
+        requests.is_torn = False
         told = None
         if outcome is not None:
-            told = [outcome.value, outcome.iterations, outcome.evaluations, outcome.why, list(outcome.values)]
-        found = next(each for each in calls.map(told).result().values() if each is not None)
-        value, iterations, evaluations, why, values = found
-        return Minimum(minimizing.read(), value, iterations, evaluations, why, values, minimizing.sent_bytes)
+            told = [outcome.value, outcome.iterations, outcome.evaluations, outcome.why, outcome.converged]
+            told.append(list(outcome.values))
+        found = next(
+            each for each in calls.map(told, "the end of minimize").result().values() if each is not None
+        )
+        value, iterations, evaluations, why, is_at_one, values = found
+        sent_bytes = minimizing.sent_bytes
+        return Minimum(minimizing.read(), value, iterations, evaluations, why, is_at_one, values, sent_bytes)
 
     @abstractmethod
     def _parties(self) -> Sequence[str]:
@@ -258,3 +283,21 @@ def _given(calls: Collectives, pending: Pending[Any], wait: bool) -> Any:
         return pending.result()
     calls.keep()
     return pending
+
+
+def _agree(said: Mapping[str, Any]) -> None:
+    """Raises `Disagreement` unless all have given the same to `minimize`."""
+    (first, expected), *others = said.items()
+    for name, given in others:
+        if given != expected:
+            raise Disagreement(
+                f"run.minimize(): {first} has given {_minimized(expected)}, and {name} {_minimized(given)}; every "
+                "worker must make the call with the same arguments: run.map(value) gives each the values of all"
+            )
+
+
+def _minimized(said: Any) -> str:
+    size, of, counts, tolerances = said
+    portions = of[0][1] if of[0][0] == "" else dict(of)
+    listed = ", ".join(f"{name}={value}" for name, value in {**counts, **tolerances}.items())
+    return f"{size} parameters, portions={portions}, {listed}"

@@ -10,6 +10,7 @@ import itertools
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -55,7 +56,8 @@ class _Part(NamedTuple):
     digest: bytes
 
 
-class _Sent(NamedTuple):
+@dataclass(eq=False)
+class _Sent:
     """A push that is not answered. `epoch`: of the holders by whom it was cut; each part with its keys and rows.
 
     `order`: among all that was asked.
@@ -65,6 +67,10 @@ class _Sent(NamedTuple):
     epoch: int
     clock: int
     parts: list[tuple[Token, Keys, torch.Tensor]]
+
+    @property
+    def tokens(self) -> list[Token]:
+        return [token for token, _, _ in self.parts]
 
 
 class Pulled:
@@ -76,6 +82,11 @@ class Pulled:
         self._table, self._inverse, self._shape = table, inverse, shape
         self.epoch, self.asked = table.ask_for(self)
         self._result: torch.Tensor | None = None
+
+    @property
+    def tokens(self) -> list[Token]:
+        """What its answers are known by."""
+        return [token for token, _ in self.asked]
 
     def result(self) -> torch.Tensor:
         """The rows, when they are there; see `Table.pull`."""
@@ -111,6 +122,7 @@ class Table:
         self._under_way: deque[_Sent] = deque()
         self._pulls: list[weakref.ref[Pulled]] = []
         self._order = itertools.count()
+        requests.looks.append(self._look)
         whom = f"every worker to open the table {self.name!r}"
         clocks = [
             done.clock
@@ -155,7 +167,7 @@ class Table:
             Unsupported: Keys that are none, or gradients of another shape.
         """
         flat, shape = self._flat(keys)
-        given = torch.as_tensor(gradients).detach().to("cpu", torch.float32)
+        given = _as_rows(f"{self.name}.push", gradients)
         is_flat = self.columns == 1 and given.shape == shape
         if not is_flat and given.shape != (*shape, self.columns):
             raise Unsupported(
@@ -208,16 +220,21 @@ class Table:
             rows: Of the shape of the keys and `columns`.
 
         Raises:
+            NotFinite: A number is NaN or Inf.
             Unsupported: Keys that are none or repeat, or rows of another shape.
         """
         flat, shape = self._flat(keys)
-        given = torch.as_tensor(rows).detach().to("cpu", torch.float32)
+        given = _as_rows(f"{self.name}.put", rows)
         order = np.argsort(flat, kind="stable")
-        if given.shape != (*shape, self.columns) or len(np.unique(flat)) != len(flat):
+        if given.shape != (*shape, self.columns):
             raise Unsupported(
-                f"{self.name}.put: {len(flat)} keys, each once, and rows of shape {[*shape, self.columns]}; found "
-                f"{list(given.shape)}"
+                f"{self.name}.put: rows of shape {list(given.shape)} for keys of shape {list(shape)}; expected "
+                f"{[*shape, self.columns]}"
             )
+        if len(np.unique(flat)) != len(flat):
+            raise Unsupported(f"{self.name}.put: a key stands there more than once")
+        if not bool(given.isfinite().all()):
+            raise NotFinite(f"{self.name}.put: a row holds NaN or Inf")
         keys, ordered = flat[order], given.reshape(-1, self.columns)[torch.from_numpy(order)]
         while len(keys):
             parts, epoch = self._cut(keys), self._epoch
@@ -375,42 +392,59 @@ class Table:
         self._under_way.append(sent)
 
     def _settle(self) -> None:
-        """The oldest push that is not answered is taken, or sent anew."""
-        sent = self._under_way.popleft()
-        answers = self._requests.wait((token for token, _, _ in sent.parts), self._servers)
+        """Return when the oldest push that is not answered is taken."""
+
+        def is_taken() -> bool:
+            is_answered = not self._under_way or self._requests.has(self._under_way[0].tokens)
+            return is_answered and not self._stale()
+
+        self._requests.until(is_taken, self._servers)
+        if self._under_way:
+            answers = self._requests.taken(self._under_way.popleft().tokens)
+            self._learn(done for done, _ in answers)
+
+    def _send_again(self) -> None:
+        """Return when nothing is under way that was cut by those who hold rows no more."""
+        if self._stale():
+            self._look()
+            self._requests.until(lambda: not self._stale(), self._servers)
+
+    def _stale(self) -> list[Pulled | _Sent]:
+        """What was cut by those who hold rows no more, in its order."""
+        epoch = self._requests.holders.epoch
+        asked: list[Pulled | _Sent] = [pull for pull in (each() for each in self._pulls) if pull is not None]
+        asked += self._under_way
+        return sorted((each for each in asked if each.epoch != epoch), key=lambda each: each.order)
+
+    def _look(self) -> None:
+        """Ask what was sent back anew, in its order, once all of it is answered: the last may tell of yet others."""
+        stale = self._stale()
+        if not all(self._requests.has(each.tokens) for each in stale):
+            return
+        pushes = [each for each in self._under_way if each not in stale]
+        self._under_way.clear()
+        for each in sorted({*stale, *pushes}, key=lambda each: each.order):
+            if isinstance(each, _Sent) and each in stale:
+                self._push_again(each)
+            elif isinstance(each, _Sent):
+                self._under_way.append(each)
+            elif self._requests.are_sent_back(each.tokens):
+                self._requests.taken(each.tokens)
+                each.epoch, each.asked = self.ask_for(each)
+            else:
+                each.epoch = self._requests.holders.epoch
+
+    def _push_again(self, sent: _Sent) -> None:
+        """What of a push was sent back."""
+        answers = self._requests.taken(sent.tokens)
         self._learn(done for done, _ in answers)
-        back = [
-            (keys, rows)
-            for (_, keys, rows), (done, _) in zip(sent.parts, answers, strict=True)
-            if done is None
-        ]
+        parts = zip(sent.parts, answers, strict=True)
+        back = [(keys, rows) for (_, keys, rows), (done, _) in parts if done is None]
         if back:
             keys = np.concatenate([keys for keys, _ in back])
             at = np.argsort(keys)
             rows = torch.cat([rows for _, rows in back])[torch.from_numpy(at)]
             self._send(keys[at], rows, sent.clock, sent.order)
-
-    def _send_again(self) -> None:
-        """What was cut by those who hold rows no more is asked anew before anything else, in its order."""
-        while True:
-            epoch = self._requests.holders.epoch
-            pulls = [
-                pull for pull in (each() for each in self._pulls) if pull is not None and pull.epoch != epoch
-            ]
-            push = next((each for each in self._under_way if each.epoch != epoch), None)
-            pull = min(pulls, key=lambda each: each.order, default=None)
-            if pull is not None and (push is None or pull.order < push.order):
-                tokens = [token for token, _ in pull.asked]
-                self._requests.wait_for_any([tokens], self._servers)
-                if self._requests.is_sent_back(tokens):
-                    self._requests.wait(tokens, self._servers)
-                    pull.epoch, pull.asked = self.ask_for(pull)
-                else:
-                    pull.epoch = epoch  # it was answered before
-            elif push is not None:
-                self._settle()
-            else:
-                return
 
     def ask_for(self, pull: Pulled) -> tuple[int, list[tuple[Token, _Part]]]:
         """Ask for rows; by which holders, and what. Raises `Unsupported` for too many."""
@@ -437,14 +471,9 @@ class Table:
                 f"the slowest of its group in the table {self.name!r}, ahead of whom it is {bound} pushes at most"
             )
         )
-        while True:
-            tokens = [token for token, _ in pull.asked]
-            self._requests.wait_for_any([tokens], whom)
-            if not self._requests.is_sent_back(tokens):
-                break
-            self._send_again()
-        answers = self._requests.wait(tokens, whom)
-        pull.epoch = self._requests.holders.epoch
+        self._send_again()
+        self._requests.until(lambda: not self._stale() and self._requests.has(pull.tokens), whom)
+        answers = self._requests.taken(pull.tokens)
         self._pulls = [each for each in self._pulls if each() is not pull]
         found = torch.empty(len(pull.keys), self.columns)
         for (_, part), (_, arrays) in zip(pull.asked, answers, strict=True):
@@ -466,6 +495,11 @@ def opened(
 ) -> Open:
     """What is asked for, checked. Raises `Unsupported`."""
     faults = []
+    kinds = {"rows": rows, "columns": columns, "staleness": 0 if staleness is None else staleness}
+    if wrong := [
+        f"{what}={value!r}: a whole number" for what, value in kinds.items() if not isinstance(value, int)
+    ]:
+        raise Unsupported(f"run.table({name!r}): {'; '.join(wrong)}")
     if not 0 < rows <= MOST_ROWS:
         faults.append(f"rows={rows}: from 1 to {MOST_ROWS}")
     if not 0 < columns <= MOST_COLUMNS:
@@ -481,6 +515,13 @@ def opened(
     if faults:
         raise Unsupported(f"run.table({name!r}): {'; '.join(faults)}")
     return Open(name, rows, columns, init, rule, staleness, group)
+
+
+def _as_rows(call: str, given: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(given).detach().to("cpu", torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise Unsupported(f"{call}: no rows of numbers: {error}") from None
 
 
 def _unique(keys: Keys) -> tuple[Keys, npt.NDArray[np.int64] | None]:
