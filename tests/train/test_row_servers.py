@@ -123,7 +123,7 @@ def drawn_lives(chance: random.Random) -> list[tuple[int, float, float | None]]:
     return lives
 
 
-@pytest.mark.parametrize("seed", range(int(__import__("os").environ.get("N", "24"))))
+@pytest.mark.parametrize("seed", range(24))
 def test_whoever_comes_and_goes_the_rows_are_the_same_bits(seed: int) -> None:
     """Sums of ones are exact; with staleness 0 every bit counts, with whatever rule."""
     chance = random.Random(seed)
@@ -143,7 +143,7 @@ def test_whoever_comes_and_goes_the_rows_are_the_same_bits(seed: int) -> None:
 BEATS = Patience(0.1, 0.4)
 
 
-@pytest.mark.parametrize("seed", range(int(__import__("os").environ.get("N", "10"))))
+@pytest.mark.parametrize("seed", range(10))
 def test_every_push_counts_once_in_all_lives_of_whoever_dies(seed: int) -> None:
     """With `wait`, whoever is started again makes the pushes that some server lacks."""
     chance = random.Random(seed)
@@ -181,7 +181,7 @@ def test_every_push_counts_once_in_all_lives_of_whoever_dies(seed: int) -> None:
     assert list(found.values()) == [[60.0]] * 3
 
 
-@pytest.mark.parametrize("seed", range(int(__import__("os").environ.get("N", "10"))))
+@pytest.mark.parametrize("seed", range(10))
 def test_others_go_on_and_nothing_of_theirs_is_lost(seed: int) -> None:
     chance = random.Random(1000 + seed)
     parties, shards = (2, 1), chance.choice([1, 2, 3])
@@ -229,7 +229,7 @@ def test_others_go_on_and_nothing_of_theirs_is_lost(seed: int) -> None:
     assert len(set(found.values())) == 1
 
 
-@pytest.mark.parametrize("seed", range(int(__import__("os").environ.get("N", "16"))))
+@pytest.mark.parametrize("seed", range(16))
 def test_one_that_dies_takes_its_rows_along_or_nothing(seed: int) -> None:
     """Before it holds rows nothing is lost, and behind that the run ends, and names it."""
     chance = random.Random(seed)
@@ -258,7 +258,7 @@ def test_one_that_dies_takes_its_rows_along_or_nothing(seed: int) -> None:
     assert lost == ("global/rows-3" if held == [True] else "")
 
 
-@pytest.mark.parametrize("seed", range(int(__import__("os").environ.get("N", "8"))))
+@pytest.mark.parametrize("seed", range(8))
 def test_rows_asked_for_ahead_are_those_of_their_step(seed: int) -> None:
     """What was asked for before a push does not see it, wherever its rows have gone meanwhile."""
     chance = random.Random(seed)
@@ -280,3 +280,46 @@ def test_rows_asked_for_ahead_are_those_of_their_step(seed: int) -> None:
     found, _ = train((1, 1), main, shards=2, network=SLOW, faults=servers((1, 1), 2, *drawn_lives(chance)))
     assert torch.equal(found["A/0"], expected["A/0"])
     assert torch.equal(found["B/0"], expected["A/0"])
+
+
+@pytest.mark.parametrize("staleness", [0, 2, None])
+def test_pushes_alone_count_through_two_changes_between_two_of_them(staleness: int | None) -> None:
+    """What is sent anew is sent back once more."""
+
+    def main(run: LiveRun) -> float:
+        table = run.table("t", 100, rule="add", staleness=staleness)
+        for _ in range(7):
+            table.push(range(100), torch.ones(100))
+            sleep(run, 0.2)
+        table.sync()
+        found = table.pull(range(100))
+        run.close()
+        assert found.min() == found.max()
+        return float(found[0])
+
+    for lives in [((1, 0.3, 0.8),), ((1, 0.3, None), (2, 0.8, None))]:
+        found, _ = train((1, 1), main, shards=2, network=SLOW, faults=servers((1, 1), 2, *lives))
+        assert set(found.values()) == {14.0}
+
+
+def test_what_is_sent_back_is_asked_anew_while_its_worker_waits_elsewhere() -> None:
+    def main(run: LiveRun) -> set[float]:
+        table = run.table("t", 100, rule="add")
+        for _ in range(3):
+            if run.party == "A":
+                ahead = table.pull(range(100), wait=False)
+                table.push(range(100), torch.ones(100))
+                sleep(run, 0.3)
+                ahead.result()
+                run.barrier()
+            else:
+                sleep(run, 0.3)
+                run.barrier()
+                table.push(range(100), torch.ones(100))
+        table.sync()
+        found = table.pull(range(100))
+        run.close()
+        return set(found.flatten().tolist())
+
+    found, _ = train((1, 1), main, shards=2, network=SLOW, faults=servers((1, 1), 2, (1, 0.25, None)))
+    assert list(found.values()) == [{6.0}] * 2
