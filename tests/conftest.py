@@ -11,7 +11,7 @@ from fault_table import write_table
 
 # The tests that are to cover lines. Tracing makes a test on the virtual clock take twice as long, or more.
 COVERING = re.compile(
-    r"tests/((codecs|node|rounds|sync|wire)/|train/test_(esync|local_policies|async_policies)"
+    r"tests/((codecs|node|rounds|sync|wire)/|train/test_(esync|local_policies|async_policies|row_servers\.py::test_one_)"
     r"|simulation/test_(replicas|overlay)\.py::(?!test_the_storms_would)|.*that_hits_shards)"
 )
 
