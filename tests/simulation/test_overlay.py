@@ -95,7 +95,7 @@ def _in_the_middle(seen: Seen, act: Callable[[str], None], times: int = 3) -> No
     def look() -> None:
         for name in seen.topology.tree.servers:
             node: Any = simulator.hosts[name].node
-            relay = node.sink.relay
+            relay = node.sink.companion
             if relay is not None and relay._come and left[0] and not simulator.has_stopped(name):
                 left[0] -= 1
                 act(name)
