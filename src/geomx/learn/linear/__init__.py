@@ -1,0 +1,1 @@
+"""Linear models, by Newton's method on the primal: `newton.py`, and one file an objective."""

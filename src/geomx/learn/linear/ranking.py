@@ -1,0 +1,103 @@
+"""RankSVM: a linear score by which, within a query, what is more relevant comes first.
+
+    min_w  |w|^2 / 2 + C sum_{i, j of one query, y_i > y_j} max(0, 1 - w (x_i - x_j))^2
+
+A query's rows lie with one worker. What travels: see `newton.py`; pairs stay at home. Sources: Joachims, KDD 2002;
+Chapelle and Keerthi, Information Retrieval 13 (2010).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from geomx.learn.linear.base import Linear
+from geomx.learn.linear.newton import Sums, minimize
+from geomx.learn.over import Floats, Ints, Over
+from geomx.train.calls.run_calls import RunCalls
+
+PAIRS_AT_ONCE = 1 << 16
+
+
+class RankSVM(Linear):
+    """See the module's text.
+
+    Args:
+        C: How much pairs count beside the weights' size.
+        tol: It ends where no element of the gradient is larger.
+        max_iter: At most so many steps.
+
+    Attributes:
+        coef_: Of shape (features,).
+        n_iter_: How many steps were taken.
+    """
+
+    fit_intercept = False
+
+    def __init__(self, C: float = 1.0, *, tol: float = 1e-8, max_iter: int = 100) -> None:  # noqa: N803
+        self.C, self.tol, self.max_iter = C, tol, max_iter
+
+    def fit(self, X: Any, y: Any, groups: Any, run: RunCalls | None = None) -> Self:  # noqa: N803
+        """Train on the queries of all workers.
+
+        Args:
+            X: This worker's rows, of shape (rows, features).
+            y: How relevant each is; only the order within a query counts.
+            groups: The query of each row.
+            run: The run, in which every worker makes this call; None: these are all rows.
+
+        Returns:
+            Itself, the same on all workers.
+
+        Raises:
+            Disagreement: Workers have different numbers of features.
+            ValueError: `groups` has another length than `y`.
+        """
+        over = Over(run)
+        x, targets = self._rows(over, X, y, numeric=True)
+        queries = np.asarray(groups)
+        if len(queries) != len(targets):
+            raise ValueError(f"{len(queries)} groups for {len(targets)} rows")
+        more, less = pairs_of(targets, queries)
+        size = x.shape[1]
+        w, self.n_iter_ = minimize(
+            over, _pairs(x, more, less, self.C), np.eye(size), np.zeros(size), self.tol, self.max_iter
+        )
+        self.coef_, self.intercept_ = w, 0.0
+        return self
+
+    def predict(self, X: Any) -> Floats:  # noqa: N803
+        """A score for each row: of one query, the higher comes first."""
+        found: Floats = self._scores(X)[:, 0]
+        return found
+
+
+def pairs_of(targets: npt.NDArray[Any], queries: npt.NDArray[Any]) -> tuple[Ints, Ints]:
+    """All pairs of one query of which the first is more relevant, by places; in the order of the rows."""
+    order = np.argsort(queries, kind="stable")
+    bounds = np.flatnonzero(queries[order][1:] != queries[order][:-1])
+    more, less = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for rows in np.split(order, bounds + 1):
+        first, second = np.nonzero(targets[rows][:, None] > targets[rows][None, :])
+        more.append(rows[first])
+        less.append(rows[second])
+    return np.concatenate(more), np.concatenate(less)
+
+
+def _pairs(x: Floats, more: Ints, less: Ints, cost: float) -> Sums:
+    def sums(w: Floats) -> tuple[float, Floats, Floats]:
+        scores = x @ w
+        value, gradient, hessian = 0.0, np.zeros(len(w)), np.zeros((len(w), len(w)))
+        for start in range(0, len(more), PAIRS_AT_ONCE):
+            one, other = more[start : start + PAIRS_AT_ONCE], less[start : start + PAIRS_AT_ONCE]
+            slack = 1.0 - scores[one] + scores[other]
+            at = slack > 0.0
+            apart, left = x[one[at]] - x[other[at]], slack[at]
+            value += cost * float(left @ left)
+            gradient -= 2.0 * cost * (apart.T @ left)
+            hessian += 2.0 * cost * (apart.T @ apart)
+        return value, gradient, hessian
+
+    return sums

@@ -1,0 +1,211 @@
+"""Support vectors: classes and numbers, linear or by random features of a Gaussian kernel.
+
+    SVC    min_w  |w|^2 / 2 + C sum_i max(0, 1 - y_i w x_i)^2                   one class against the rest
+    SVR    min_w  |w|^2 / 2 + C sum_i max(0, |y_i - w x_i| - epsilon)^2
+
+with the intercept among w, as the weight of a feature that is 1. With `kernel="rbf"` the features are cosines whose
+products approximate exp(-gamma |x - z|^2); every worker draws the same. What travels: see `newton.py`, once for each
+class. The same minimum as scikit-learn's `LinearSVC` and `LinearSVR` with squared losses. Sources: Chapelle, Neural
+Computation 19 (2007); Rahimi and Recht, NIPS 2007.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from geomx.learn.linear.base import Linear
+from geomx.learn.linear.newton import Sums, minimize
+from geomx.learn.over import Floats, Over, classes_of
+from geomx.train.calls.run_calls import RunCalls
+
+Kernel = Literal["linear", "rbf"]
+
+
+class _Vectors(Linear):
+    """Parameters and features of both."""
+
+    kernel: Kernel
+    gamma: float
+    components: int
+    random_state: int
+    tol: float
+    max_iter: int
+
+    def _features(self, x: Floats) -> Floats:
+        """Of rows without the ones."""
+        if self.kernel == "linear":
+            return x
+        if self.kernel != "rbf":
+            raise ValueError(f"kernel={self.kernel!r}: linear or rbf")
+        rng = np.random.default_rng(self.random_state)
+        directions = rng.standard_normal((x.shape[1], self.components)) * np.sqrt(2.0 * self.gamma)
+        phases = rng.uniform(0.0, 2.0 * np.pi, self.components)
+        found: Floats = np.sqrt(2.0 / self.components) * np.cos(x @ directions + phases)
+        return found
+
+    def _mapped(self, x: Floats) -> Floats:
+        """Rows with their ones, as features with these."""
+        if self.kernel == "linear":
+            return x
+        columns = x.shape[1] - self.fit_intercept
+        return np.hstack([self._features(x[:, :columns]), x[:, columns:]])
+
+    def _scores(self, X: Any) -> Floats:  # noqa: N803
+        check_is_fitted(self)
+        x = self._features(validate_data(self, X, dtype=np.float64, reset=False))
+        scores: Floats = x @ self.coef_.T + self.intercept_
+        return scores
+
+    def _solve(self, over: Over, sums: Sums, size: int) -> tuple[Floats, int]:
+        return minimize(over, sums, np.eye(size), np.zeros(size), self.tol, self.max_iter)
+
+
+class SVC(ClassifierMixin, _Vectors):  # type: ignore[misc]
+    """See the module's text.
+
+    Args:
+        C: How much rows count beside the weights' size.
+        kernel: "linear", or "rbf" by `components` random features with `gamma`.
+        gamma: Of the kernel.
+        components: How many random features.
+        fit_intercept: Whether there is a feature that is 1.
+        random_state: The seed of the features, the same on all workers.
+        tol: It ends where no element of the gradient is larger.
+        max_iter: At most so many steps of each class.
+
+    Attributes:
+        classes_: The labels, in order.
+        coef_: Of shape (1, features) of two classes, (classes, features) of more.
+        intercept_: Of shape (1,) or (classes,).
+        n_iter_: How many steps were taken, of the class that took most.
+    """
+
+    def __init__(
+        self,
+        C: float = 1.0,  # noqa: N803
+        *,
+        kernel: Kernel = "linear",
+        gamma: float = 1.0,
+        components: int = 500,
+        fit_intercept: bool = True,
+        random_state: int = 0,
+        tol: float = 1e-8,
+        max_iter: int = 100,
+    ) -> None:
+        self.C, self.kernel, self.gamma, self.components = C, kernel, gamma, components
+        self.fit_intercept, self.random_state, self.tol, self.max_iter = (
+            fit_intercept,
+            random_state,
+            tol,
+            max_iter,
+        )
+
+    def fit(self, X: Any, y: Any, run: RunCalls | None = None) -> Self:  # noqa: N803
+        """Train on the rows of all workers; see `LogisticRegression.fit`."""
+        over = Over(run)
+        check_classification_targets(y)
+        x, labels = self._rows(over, X, y, numeric=False)
+        x = self._mapped(x)
+        self.classes_ = classes_of(over, labels)
+        if len(self.classes_) < 2:
+            raise ValueError(f"needs samples of at least 2 classes; found 1 class: {self.classes_[0]!r}")
+        positive = self.classes_[1:] if len(self.classes_) == 2 else self.classes_
+        found = [
+            self._solve(over, _hinge(x, np.where(labels == each, 1.0, -1.0), self.C), x.shape[1])
+            for each in positive
+        ]
+        self.n_iter_ = max(steps for _, steps in found)
+        self._take(np.stack([w for w, _ in found]))
+        return self
+
+    def decision_function(self, X: Any) -> Floats:  # noqa: N803
+        """Scores: of shape (rows,) of two classes, (rows, classes) of more."""
+        scores = self._scores(X)
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
+        """The class of each row with the largest score."""
+        scores = self._scores(X)
+        places = (scores[:, 0] > 0).astype(np.int64) if scores.shape[1] == 1 else scores.argmax(axis=1)
+        found: npt.NDArray[Any] = self.classes_[places]
+        return found
+
+
+class SVR(RegressorMixin, _Vectors):  # type: ignore[misc]
+    """See the module's text. Arguments and attributes as of `SVC`, of one output.
+
+    Args:
+        C: How much rows count beside the weights' size.
+        epsilon: How far a prediction may be off at no cost.
+        kernel: "linear" or "rbf".
+        gamma: Of the kernel.
+        components: How many random features.
+        fit_intercept: Whether there is a feature that is 1.
+        random_state: The seed of the features.
+        tol: It ends where no element of the gradient is larger.
+        max_iter: At most so many steps.
+    """
+
+    def __init__(
+        self,
+        C: float = 1.0,  # noqa: N803
+        epsilon: float = 0.0,
+        *,
+        kernel: Kernel = "linear",
+        gamma: float = 1.0,
+        components: int = 500,
+        fit_intercept: bool = True,
+        random_state: int = 0,
+        tol: float = 1e-8,
+        max_iter: int = 100,
+    ) -> None:
+        self.C, self.epsilon, self.kernel, self.gamma, self.components = C, epsilon, kernel, gamma, components
+        self.fit_intercept, self.random_state, self.tol, self.max_iter = (
+            fit_intercept,
+            random_state,
+            tol,
+            max_iter,
+        )
+
+    def fit(self, X: Any, y: Any, run: RunCalls | None = None) -> Self:  # noqa: N803
+        """Train on the rows of all workers; see `LogisticRegression.fit`."""
+        over = Over(run)
+        x, targets = self._rows(over, X, y, numeric=True)
+        x = self._mapped(x)
+        w, self.n_iter_ = self._solve(
+            over, _tube(x, targets.astype(np.float64), self.C, self.epsilon), x.shape[1]
+        )
+        self._take(w[None])
+        return self
+
+    def predict(self, X: Any) -> Floats:  # noqa: N803
+        """A number for each row."""
+        found: Floats = self._scores(X)[:, 0]
+        return found
+
+
+def _hinge(x: Floats, signs: Floats, cost: float) -> Sums:
+    def sums(w: Floats) -> tuple[float, Floats, Floats]:
+        slack = 1.0 - signs * (x @ w)
+        at = slack > 0.0
+        some, left = x[at], slack[at]
+        gradient = -2.0 * cost * (some.T @ (signs[at] * left))
+        return cost * float(left @ left), gradient, 2.0 * cost * (some.T @ some)
+
+    return sums
+
+
+def _tube(x: Floats, targets: Floats, cost: float, epsilon: float) -> Sums:
+    def sums(w: Floats) -> tuple[float, Floats, Floats]:
+        off = x @ w - targets
+        at = np.abs(off) > epsilon
+        some, left = x[at], off[at] - epsilon * np.sign(off[at])
+        return cost * float(left @ left), 2.0 * cost * (some.T @ left), 2.0 * cost * (some.T @ some)
+
+    return sums
