@@ -1,4 +1,4 @@
-"""Compiles the codecs' kernels where there is a C compiler, and packs the examples.
+"""Compiles the kernels of codecs and trees where there is a C compiler, and packs the examples.
 
 Without a compiler the package is whole, and slower.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = Path("src/geomx/codecs/pack/kernels")
+SOURCES = (Path("src/geomx/codecs/pack/kernels"), Path("src/geomx/learn/trees/kernels"))
 # The same bits everywhere: no fused multiply-add. The others change no result.
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 
@@ -27,23 +27,25 @@ class Additions(BuildHookInterface):  # type: ignore[misc]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile next to the sources; the wheel is then one of this platform."""
-        sources = Path(self.root) / SOURCES
-        target = sources.with_suffix(".so")
         if self.target_name != "wheel":
             return
         if version != "editable":  # there the repository has them
             build_data["force_include"]["examples"] = "geomx/examples"
-        if not self._compile(sources, target):
+        made = [each for each in SOURCES if self._compile(Path(self.root) / each)]
+        if not made:
             return
-        build_data["artifacts"].append(f"/{SOURCES.with_suffix('.so')}")
+        build_data["artifacts"] += [f"/{each.with_suffix('.so')}" for each in made]
         build_data["pure_python"] = False
         platform_tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform_tag}"
 
-    def _compile(self, sources: Path, target: Path) -> bool:
+    def _compile(self, sources: Path) -> bool:
+        target = sources.with_suffix(".so")
         compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
         if platform.system() != "Linux" or shutil.which(compiler[0]) is None:
-            self.app.display_warning("no C compiler: the codecs use torch operations, which are slower")
+            self.app.display_warning(
+                "no C compiler: codecs use torch operations, and trees NumPy's, which are slower"
+            )
             return False
         target.unlink(missing_ok=True)  # not overwritten: a process may have it open
         source = b"".join(
@@ -64,5 +66,7 @@ class Additions(BuildHookInterface):  # type: ignore[misc]
             check=False,
         )
         if done.returncode:
-            self.app.display_warning(f"the codecs' kernels do not compile here: {done.stderr.strip()[-500:]}")
+            self.app.display_warning(
+                f"{sources.name} of {sources.parent.name} do not compile here: {done.stderr.strip()[-500:]}"
+            )
         return done.returncode == 0

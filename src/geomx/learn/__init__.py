@@ -7,18 +7,39 @@ with its equation, its source, and what travels. Nothing below this folder knows
 
 from __future__ import annotations
 
+from geomx.learn.adarank import AdaRank
 from geomx.learn.kmeans import KMeans
 from geomx.learn.linear.logistic import LogisticRegression
 from geomx.learn.linear.ranking import RankSVM
 from geomx.learn.linear.vectors import SVC, SVR
 from geomx.learn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from geomx.learn.trees.boosting import (
+    GBDTClassifier,
+    GBDTRegressor,
+    GBRank,
+    LambdaMART,
+    XGBClassifier,
+    XGBRegressor,
+)
+from geomx.learn.trees.forest import RandomForestClassifier, RandomForestRegressor
+from geomx.learn.trees.rankboost import RankBoost
 
 __all__ = [
     "SVC",
     "SVR",
+    "AdaRank",
+    "GBDTClassifier",
+    "GBDTRegressor",
+    "GBRank",
     "KMeans",
     "KNeighborsClassifier",
     "KNeighborsRegressor",
+    "LambdaMART",
     "LogisticRegression",
+    "RandomForestClassifier",
+    "RandomForestRegressor",
+    "RankBoost",
     "RankSVM",
+    "XGBClassifier",
+    "XGBRegressor",
 ]

@@ -94,8 +94,8 @@ class KNeighborsClassifier(ClassifierMixin, _Neighbors):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, run: RunCalls | None = None) -> Self:  # noqa: N803
         """Keep this worker's rows; see `LogisticRegression.fit`."""
-        check_classification_targets(y)
         over, labels = self._keep(X, y, run, numeric=False)
+        check_classification_targets(labels)
         self.classes_ = classes_of(over, labels)
         self._targets = np.searchsorted(self.classes_, labels).astype(np.int64)
         return self
@@ -109,7 +109,8 @@ class KNeighborsClassifier(ClassifierMixin, _Neighbors):  # type: ignore[misc]
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """The most frequent class among the k nearest; of several the first."""
-        found: npt.NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        places = self.predict_proba(X).argmax(axis=1)
+        found: npt.NDArray[Any] = self.classes_[places]
         return found
 
 

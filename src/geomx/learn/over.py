@@ -58,6 +58,10 @@ class Over:
             return rows
         return np.concatenate(list(self._run.gather(rows).values()))
 
+    def most(self, value: float) -> float:
+        """The largest of the workers' numbers."""
+        return float(max(self.each(value)))
+
     def firsts(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The first worker's array; all others give one of the same shape and type."""
         found: npt.NDArray[Any] = array if self._run is None else self._run.broadcast(array)
@@ -81,7 +85,7 @@ class Over:
 
 def uniform(rows: Ints, seed: int, stream: int) -> Floats:
     """Random numbers in [0, 1) of rows, by their numbers: the same wherever they lie."""
-    return in_unit_interval(hashed(rows, (seed * 1_000_003 + stream) % (1 << 63)))
+    return in_unit_interval(hashed(rows, int(hashed(np.array([stream]), seed)[0])))
 
 
 def classes_of(over: Over, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:

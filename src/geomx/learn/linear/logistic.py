@@ -65,8 +65,8 @@ class LogisticRegression(ClassifierMixin, Linear):  # type: ignore[misc]
             ValueError: There is one class alone, or what scikit-learn finds wrong with the rows.
         """
         over = Over(run)
-        check_classification_targets(y)
         x, labels = self._rows(over, X, y, numeric=False)
+        check_classification_targets(labels)
         self.classes_ = classes_of(over, labels)
         if len(self.classes_) < 2:
             raise ValueError(f"needs samples of at least 2 classes; found 1 class: {self.classes_[0]!r}")

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from geomx.learn.linear.base import Linear
 from geomx.learn.linear.newton import Sums, minimize
 from geomx.learn.over import Floats, Ints, Over
+from geomx.learn.trees.objectives.pairs import pairs_of
 from geomx.train.calls.run_calls import RunCalls
 
 PAIRS_AT_ONCE = 1 << 16
@@ -60,7 +60,7 @@ class RankSVM(Linear):
         queries = np.asarray(groups)
         if len(queries) != len(targets):
             raise ValueError(f"{len(queries)} groups for {len(targets)} rows")
-        more, less = pairs_of(targets, queries)
+        more, less, _ = pairs_of(targets, queries)
         size = x.shape[1]
         w, self.n_iter_ = minimize(
             over, _pairs(x, more, less, self.C), np.eye(size), np.zeros(size), self.tol, self.max_iter
@@ -72,18 +72,6 @@ class RankSVM(Linear):
         """A score for each row: of one query, the higher comes first."""
         found: Floats = self._scores(X)[:, 0]
         return found
-
-
-def pairs_of(targets: npt.NDArray[Any], queries: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """All pairs of one query of which the first is more relevant, by places; in the order of the rows."""
-    order = np.argsort(queries, kind="stable")
-    bounds = np.flatnonzero(queries[order][1:] != queries[order][:-1])
-    more, less = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for rows in np.split(order, bounds + 1):
-        first, second = np.nonzero(targets[rows][:, None] > targets[rows][None, :])
-        more.append(rows[first])
-        less.append(rows[second])
-    return np.concatenate(more), np.concatenate(less)
 
 
 def _pairs(x: Floats, more: Ints, less: Ints, cost: float) -> Sums:

@@ -109,8 +109,8 @@ class SVC(ClassifierMixin, _Vectors):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, run: RunCalls | None = None) -> Self:  # noqa: N803
         """Train on the rows of all workers; see `LogisticRegression.fit`."""
         over = Over(run)
-        check_classification_targets(y)
         x, labels = self._rows(over, X, y, numeric=False)
+        check_classification_targets(labels)
         x = self._mapped(x)
         self.classes_ = classes_of(over, labels)
         if len(self.classes_) < 2:

@@ -1,0 +1,289 @@
+"""Gradient boosting: each tree is a Newton step of the loss, shrunk.
+
+    s  <-  s + rate * tree,     tree: grown on g and h of the loss at s (`growing.py`)
+
+`GBDT...` are Friedman's machines; `XGB...` add XGBoost's terms: lambda, alpha and gamma, and a default direction for
+rows without a value. What travels: see `bins.py`, once, and `growing.py`, for each tree.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit, softmax
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from geomx.learn.over import Floats, Over, classes_of
+from geomx.learn.trees import bins as binning
+from geomx.learn.trees.bins import Bins
+from geomx.learn.trees.fixed import unit_for, whole
+from geomx.learn.trees.growing import Terms, Tree, grow
+from geomx.learn.trees.objectives.contract import Objective
+from geomx.learn.trees.objectives.lambdas import Lambdas
+from geomx.learn.trees.objectives.logistic import Logistic
+from geomx.learn.trees.objectives.pairs import pairs_of
+from geomx.learn.trees.objectives.preference import Preference
+from geomx.learn.trees.objectives.softmax import Softmax
+from geomx.learn.trees.objectives.squared import Squared
+from geomx.train.calls.run_calls import RunCalls
+
+
+class Boosted(BaseEstimator):  # type: ignore[misc]
+    """Trees that are added up.
+
+    Args:
+        n_estimators: How many rounds; each makes a tree for every output.
+        learning_rate: How much of each step is taken.
+        max_leaves: Of a tree, at most.
+        max_depth: Of a tree, at most.
+        min_child_weight: The sum of second derivatives of a leaf, at least.
+        min_samples_leaf: Rows of a leaf, at least; see `Terms.least_rows`.
+        max_bins: How many codes a feature has, at most 255.
+
+    Attributes:
+        bins_: What codes mean; give it to another `fit` to have the same.
+        trees_: Of each round, one for each output.
+        start_: The scores that rows begin with.
+    """
+
+    reg_lambda, reg_alpha, gamma = 0.0, 0.0, 0.0
+
+    def __init__(
+        self,
+        n_estimators: int = 100,
+        *,
+        learning_rate: float = 0.1,
+        max_leaves: int = 31,
+        max_depth: int = 6,
+        min_child_weight: float = 1e-3,
+        min_samples_leaf: int = 20,
+        max_bins: int = 255,
+    ) -> None:
+        self.min_samples_leaf = min_samples_leaf
+        self.n_estimators, self.learning_rate, self.max_leaves = n_estimators, learning_rate, max_leaves
+        self.max_depth, self.min_child_weight, self.max_bins = max_depth, min_child_weight, max_bins
+
+    def _boost(
+        self, over: Over, x: Floats, targets: npt.NDArray[Any], objective: Objective, bins: Bins | None
+    ) -> None:
+        over.agree("numbers of features", x.shape[1])
+        if not 2 <= self.max_bins <= binning.MOST_CUTS + 1:
+            raise ValueError(f"max_bins={self.max_bins}: 2 to {binning.MOST_CUTS + 1}")
+        self.bins_ = binning.find(over, x, self.max_bins) if bins is None else bins
+        codes = self.bins_.codes(x)
+        terms = Terms(
+            self.max_leaves,
+            self.max_depth,
+            self.reg_lambda,
+            self.reg_alpha,
+            self.gamma,
+            self.min_child_weight,
+            self.min_samples_leaf,
+        )
+        self.start_ = objective.start(over, targets)
+        scores = np.tile(self.start_, (len(x), 1))
+        self.trees_: list[list[Tree]] = []
+        for _ in range(self.n_estimators):
+            gradients, weights = objective.gradients(scores, targets)
+            bounds = objective.bounds or tuple(
+                over.most(float(np.abs(each).max(initial=0.0))) for each in (gradients, weights)
+            )
+            units = np.array([unit_for(bound) for bound in bounds])
+            made = []
+            for output in range(objective.outputs):
+                values = np.stack(
+                    [whole(gradients[:, output], units[0]), whole(weights[:, output], units[1])], axis=1
+                )
+                tree, leaf_of = grow(over, codes, self.bins_, np.ascontiguousarray(values), units, terms)
+                scores[:, output] += self.learning_rate * tree.value[leaf_of, 0]
+                made.append(tree)
+            self.trees_.append(made)
+
+    def _scores(self, X: Any) -> Floats:  # noqa: N803
+        """[rows, outputs]."""
+        check_is_fitted(self)
+        x = validate_data(self, X, dtype=np.float64, reset=False, ensure_all_finite="allow-nan")
+        scores = np.tile(self.start_, (len(x), 1))
+        for trees in self.trees_:
+            for output, tree in enumerate(trees):
+                scores[:, output] += self.learning_rate * tree.value[tree.leaf_of(x), 0]
+        return scores
+
+    def _checked(self, X: Any, y: Any, numeric: bool) -> tuple[Floats, npt.NDArray[Any]]:  # noqa: N803
+        found: tuple[Floats, npt.NDArray[Any]] = validate_data(
+            self, X, y, dtype=np.float64, y_numeric=numeric, ensure_all_finite="allow-nan"
+        )
+        return found
+
+    @property
+    def feature_importances_(self) -> Floats:
+        """The share of each feature in what all cuts have gained."""
+        found = np.zeros(self.n_features_in_)
+        for tree in (tree for trees in self.trees_ for tree in trees):
+            inner = tree.feature >= 0
+            np.add.at(found, tree.feature[inner], tree.gain[inner])
+        shares: Floats = found / max(found.sum(), 1e-300)
+        return shares
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+
+class GBDTRegressor(RegressorMixin, Boosted):  # type: ignore[misc]
+    """Numbers, by squared error. See `Boosted`."""
+
+    def fit(self, X: Any, y: Any, run: RunCalls | None = None, bins: Bins | None = None) -> Self:  # noqa: N803
+        """Train on the rows of all workers.
+
+        Args:
+            X: This worker's rows, of shape (rows, features); NaN where there is no value.
+            y: Their targets.
+            run: The run, in which every worker makes this call; None: these are all rows.
+            bins: What codes mean; None: that is found from the rows of all.
+
+        Returns:
+            Itself, the same on all workers.
+
+        Raises:
+            Disagreement: Workers have different numbers of features.
+            ValueError: What scikit-learn finds wrong with the rows.
+        """
+        x, targets = self._checked(X, y, numeric=True)
+        self._boost(Over(run), x, targets.astype(np.float64), Squared(), bins)
+        return self
+
+    def predict(self, X: Any) -> Floats:  # noqa: N803
+        """A number for each row."""
+        found: Floats = self._scores(X)[:, 0]
+        return found
+
+
+class GBDTClassifier(ClassifierMixin, Boosted):  # type: ignore[misc]
+    """Classes, by logistic loss. See `Boosted`; `classes_` are the labels, in order."""
+
+    def fit(self, X: Any, y: Any, run: RunCalls | None = None, bins: Bins | None = None) -> Self:  # noqa: N803
+        """Train on the rows of all workers; see `GBDTRegressor.fit`."""
+        over = Over(run)
+        x, labels = self._checked(X, y, numeric=False)
+        check_classification_targets(labels)
+        self.classes_ = classes_of(over, labels)
+        if len(self.classes_) < 2:
+            raise ValueError(f"needs samples of at least 2 classes; found 1 class: {self.classes_[0]!r}")
+        places = np.searchsorted(self.classes_, labels)
+        objective: Objective = Logistic() if len(self.classes_) == 2 else Softmax(len(self.classes_))
+        self._boost(over, x, places, objective, bins)
+        return self
+
+    def decision_function(self, X: Any) -> Floats:  # noqa: N803
+        """Scores: of shape (rows,) of two classes, (rows, classes) of more."""
+        scores = self._scores(X)
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict_proba(self, X: Any) -> Floats:  # noqa: N803
+        """Probabilities of the classes, of shape (rows, classes)."""
+        scores = self._scores(X)
+        if scores.shape[1] == 1:
+            one = expit(scores[:, 0])
+            return np.stack([1.0 - one, one], axis=1)
+        found: Floats = softmax(scores, axis=1)
+        return found
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
+        """The most probable class of each row."""
+        places = self.predict_proba(X).argmax(axis=1)
+        found: npt.NDArray[Any] = self.classes_[places]
+        return found
+
+
+class _Regularized(Boosted):
+    """XGBoost's terms.
+
+    Args:
+        n_estimators: As of `Boosted`, and so are the others.
+        reg_lambda: How much leaves' values are shrunk.
+        reg_alpha: How much of a leaf's gradient counts as nothing.
+        gamma: What a cut has to gain.
+    """
+
+    def __init__(
+        self,
+        n_estimators: int = 100,
+        *,
+        learning_rate: float = 0.3,
+        max_leaves: int = 64,
+        max_depth: int = 6,
+        min_child_weight: float = 1.0,
+        min_samples_leaf: int = 0,
+        max_bins: int = 255,
+        reg_lambda: float = 1.0,
+        reg_alpha: float = 0.0,
+        gamma: float = 0.0,
+    ) -> None:
+        super().__init__(
+            n_estimators, learning_rate=learning_rate, max_leaves=max_leaves, max_depth=max_depth,
+            min_child_weight=min_child_weight, min_samples_leaf=min_samples_leaf, max_bins=max_bins,
+        )  # fmt: skip
+        self.reg_lambda, self.reg_alpha, self.gamma = reg_lambda, reg_alpha, gamma
+
+
+class XGBRegressor(_Regularized, GBDTRegressor):
+    """Numbers, with XGBoost's terms."""
+
+
+class XGBClassifier(_Regularized, GBDTClassifier):
+    """Classes, with XGBoost's terms."""
+
+
+class _Ranking(Boosted):
+    """Scores by which, within a query, what is more relevant comes first. A query's rows lie with one worker."""
+
+    def _objective(self, targets: npt.NDArray[Any], groups: npt.NDArray[Any]) -> Objective:
+        raise NotImplementedError
+
+    def fit(self, X: Any, y: Any, groups: Any, run: RunCalls | None = None, bins: Bins | None = None) -> Self:  # noqa: N803
+        """Train on the queries of all workers; see `GBDTRegressor.fit`.
+
+        Args:
+            X: This worker's rows.
+            y: How relevant each is: 0, 1, 2, ...
+            groups: The query of each row.
+            run: As there.
+            bins: As there.
+
+        Returns:
+            Itself.
+
+        Raises:
+            ValueError: `groups` has another length than `y`.
+        """
+        x, targets = self._checked(X, y, numeric=True)
+        queries = np.asarray(groups)
+        if len(queries) != len(targets):
+            raise ValueError(f"{len(queries)} groups for {len(targets)} rows")
+        self._boost(Over(run), x, targets, self._objective(targets, queries), bins)
+        return self
+
+    def predict(self, X: Any) -> Floats:  # noqa: N803
+        """A score for each row."""
+        found: Floats = self._scores(X)[:, 0]
+        return found
+
+
+class LambdaMART(_Ranking):
+    """Ranking by NDCG; see `objectives/lambdas.py` and `Boosted`."""
+
+    def _objective(self, targets: npt.NDArray[Any], groups: npt.NDArray[Any]) -> Objective:
+        return Lambdas(pairs_of(targets, groups), targets)
+
+
+class GBRank(_Ranking):
+    """Ranking by pairs that are to be apart by 1; see `objectives/preference.py` and `Boosted`."""
+
+    def _objective(self, targets: npt.NDArray[Any], groups: npt.NDArray[Any]) -> Objective:
+        return Preference(pairs_of(targets, groups), 1.0)

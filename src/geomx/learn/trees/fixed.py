@@ -1,0 +1,28 @@
+"""Gradients as whole numbers, so that sums of them are the same in whatever order they are added.
+
+    whole = round(x / unit),    unit = 2^e: the smallest power of two with which |x| <= BOUND is below 2^30
+
+A sum of 2^32 rows fits into 64 bits. What is rounded off is 2^-31 of the bound at most.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from geomx.learn.over import Floats
+
+BITS = 30
+
+
+def unit_for(bound: float) -> float:
+    """The unit of numbers that are no larger than a bound."""
+    return math.ldexp(1.0, math.ceil(math.log2(bound)) - BITS) if bound > 0.0 else 1.0
+
+
+def whole(values: Floats, unit: float) -> npt.NDArray[np.int32]:
+    """In units; what is out of bounds counts as the bound."""
+    most = 1 << BITS
+    return np.clip(np.rint(values / unit), -most, most).astype(np.int32)

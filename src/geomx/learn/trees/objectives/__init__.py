@@ -1,0 +1,1 @@
+"""What trees are boosted towards: one file an objective."""
