@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 # Tests start hundreds of processes: each would compile all of geomx anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo lossy-demo examples test grids faults engines trainers explore mutants lint docs packages constraints bench-quick bench clean
+.PHONY: help demo lossy-demo examples test grids faults engines trainers explore mutants lint docs packages constraints learn bench-quick bench clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ packages: $(VENV)/.has-dev  ## build the sdist and the wheel, in dist
 constraints: $(VENV)/.has-dev $(VENV)/.has-docs  ## write the versions that .venv has into constraints.txt
 	@{ sed '/^#/!d' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9]*$$//'; } > $(VENV)/constraints.txt
 	@mv $(VENV)/constraints.txt constraints.txt
+
+learn: $(VENV)/.has-dev  ## train each algorithm of geomx.learn over three parties, beside one machine and a reference; out/learn.json
+	@$(BIN)/python benchmarks/learn.py
 
 bench-quick: $(VENV)/.has-benchmarks  ## measure geomx beside PyTorch DDP, MXNet and the floor, over one emulated network; ten minutes, needs root
 	@$(BIN)/python benchmarks/run.py quick --page

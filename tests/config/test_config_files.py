@@ -125,7 +125,7 @@ descriptions = st.fixed_dictionaries(
 )
 
 
-@examples(30)
+@examples(10)
 @given(descriptions)
 def test_what_is_saved_is_loaded_again(tmp_path_factory, description):
     run = Run.parse(json.dumps(description), "run.json")

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.processes
 PARTIES = {"paris": 2, "bonn": 1, "boston": 1}
 
 
+@pytest.mark.grids
+@pytest.mark.processes
 def test_parties_and_workers_in_rings_train_what_one_process_does(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     model, toml, report = (tmp_path / name for name in ("model.safetensors", "run.toml", "report.json"))

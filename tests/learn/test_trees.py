@@ -125,6 +125,7 @@ def test_ranks_are_one_machines(make: Callable[[], Any], least: float) -> None:
          lambda: ensemble.RandomForestRegressor(50, min_samples_leaf=5, max_features=1 / 3, random_state=0), DIABETES),
     ],
 )  # fmt: skip
+@pytest.mark.grids
 def test_they_are_as_good_as_the_reference_librarys(make: Any, theirs: Any, data: Any) -> None:
     x, y = data
     split = model_selection.KFold(4, shuffle=True, random_state=0)
@@ -185,7 +186,14 @@ CHECKED = [
 CHECKED += [LogisticRegression(), SVC(), SVR(), KMeans(2), KNeighborsClassifier(1), KNeighborsRegressor(1)]
 
 
-@pytest.mark.parametrize("estimator", CHECKED, ids=lambda estimator: type(estimator).__name__)
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        pytest.param(each, marks=[] if isinstance(each, SVR | KMeans) else pytest.mark.grids)
+        for each in CHECKED
+    ],
+    ids=lambda estimator: type(estimator).__name__,
+)
 def test_they_are_scikit_learns_estimators(estimator: Any) -> None:
     for each, check in estimator_checks_generator(estimator):
         with contextlib.suppress(SkipTest):  # of what is not for such an estimator

@@ -57,7 +57,12 @@ def share_in_datagrams(made: Trained, over_tcp: Trained, node: str, peer: str) -
 
 
 @pytest.mark.parametrize(
-    ("policy", "resets"), [(policy, resets) for policy in POLICIES for resets in {False, policy == "fsa"}]
+    ("policy", "resets"),
+    [
+        pytest.param(policy, resets, marks=[] if resets else pytest.mark.grids)
+        for policy in POLICIES
+        for resets in {False, policy == "fsa"}
+    ],
 )
 def test_weights_are_as_over_tcp_where_datagrams_carry_both_ways(policy: str, resets: bool) -> None:
     over_tcp = trained(policy, "tcp", Network(50.0, 20.0))

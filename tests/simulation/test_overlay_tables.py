@@ -92,6 +92,7 @@ def test_a_table_by_which_rounds_take_longer_is_left_and_it_is_said_why() -> Non
     assert "s by it, and" in left["reason"]
 
 
+@pytest.mark.grids
 @pytest.mark.parametrize("overlay", ["ring", "binary-blocks", "ps", "ts"])
 def test_each_of_the_others_runs_as_well(overlay: str) -> None:
     simulator = begun(overlay, alike(5))
@@ -109,6 +110,7 @@ def test_a_fixed_table_that_cannot_be_says_so_and_the_star_goes_on() -> None:
     assert len(rounds_of(simulator)) > 3
 
 
+@pytest.mark.grids
 def test_a_fixed_table_is_used_again_after_two_did_not_reach_each_other() -> None:
     simulator = begun("ring", alike(3))
     simulator.run(20.0)

@@ -14,16 +14,16 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit, logsumexp, softmax
-from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
+from geomx.learn.classes import Probable
 from geomx.learn.linear.base import Linear
 from geomx.learn.linear.newton import minimize
 from geomx.learn.over import Floats, Over, classes_of
 from geomx.train.calls.run_calls import RunCalls
 
 
-class LogisticRegression(ClassifierMixin, Linear):  # type: ignore[misc]
+class LogisticRegression(Probable, Linear):
     """See the module's text.
 
     Args:
@@ -80,27 +80,6 @@ class LogisticRegression(ClassifierMixin, Linear):  # type: ignore[misc]
         w, self.n_iter_ = minimize(over, sums, ridge, np.zeros(len(ridge)), self.tol, self.max_iter)
         self._take(w.reshape(outputs, -1))
         return self
-
-    def decision_function(self, X: Any) -> Floats:  # noqa: N803
-        """Scores: of shape (rows,) of two classes, (rows, classes) of more."""
-        scores = self._scores(X)
-        return scores[:, 0] if scores.shape[1] == 1 else scores
-
-    def predict_proba(self, X: Any) -> Floats:  # noqa: N803
-        """Probabilities of the classes, of shape (rows, classes)."""
-        scores = self._scores(X)
-        if scores.shape[1] == 1:
-            one = expit(scores[:, 0])
-            return np.stack([1.0 - one, one], axis=1)
-        found: Floats = softmax(scores, axis=1)
-        return found
-
-    def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
-        """The most probable class of each row."""
-        scores = self._scores(X)
-        places = (scores[:, 0] > 0).astype(np.int64) if scores.shape[1] == 1 else scores.argmax(axis=1)
-        found: npt.NDArray[Any] = self.classes_[places]
-        return found
 
 
 def _of_two(x: Floats, places: npt.NDArray[np.intp], cost: float) -> Any:

@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from geomx.learn.classes import Scored
 from geomx.learn.linear.base import Linear
 from geomx.learn.linear.newton import Sums, minimize
 from geomx.learn.over import Floats, Over, classes_of
@@ -66,7 +66,7 @@ class _Vectors(Linear):
         return minimize(over, sums, np.eye(size), np.zeros(size), self.tol, self.max_iter)
 
 
-class SVC(ClassifierMixin, _Vectors):  # type: ignore[misc]
+class SVC(Scored, _Vectors):
     """See the module's text.
 
     Args:
@@ -123,18 +123,6 @@ class SVC(ClassifierMixin, _Vectors):  # type: ignore[misc]
         self.n_iter_ = max(steps for _, steps in found)
         self._take(np.stack([w for w, _ in found]))
         return self
-
-    def decision_function(self, X: Any) -> Floats:  # noqa: N803
-        """Scores: of shape (rows,) of two classes, (rows, classes) of more."""
-        scores = self._scores(X)
-        return scores[:, 0] if scores.shape[1] == 1 else scores
-
-    def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
-        """The class of each row with the largest score."""
-        scores = self._scores(X)
-        places = (scores[:, 0] > 0).astype(np.int64) if scores.shape[1] == 1 else scores.argmax(axis=1)
-        found: npt.NDArray[Any] = self.classes_[places]
-        return found
 
 
 class SVR(RegressorMixin, _Vectors):  # type: ignore[misc]

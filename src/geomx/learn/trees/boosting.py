@@ -12,11 +12,11 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, softmax
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from geomx.learn.classes import Probable
 from geomx.learn.over import Floats, Over, classes_of
 from geomx.learn.trees import bins as binning
 from geomx.learn.trees.bins import Bins
@@ -164,7 +164,7 @@ class GBDTRegressor(RegressorMixin, Boosted):  # type: ignore[misc]
         return found
 
 
-class GBDTClassifier(ClassifierMixin, Boosted):  # type: ignore[misc]
+class GBDTClassifier(Probable, Boosted):
     """Classes, by logistic loss. See `Boosted`; `classes_` are the labels, in order."""
 
     def fit(self, X: Any, y: Any, run: RunCalls | None = None, bins: Bins | None = None) -> Self:  # noqa: N803
@@ -179,26 +179,6 @@ class GBDTClassifier(ClassifierMixin, Boosted):  # type: ignore[misc]
         objective: Objective = Logistic() if len(self.classes_) == 2 else Softmax(len(self.classes_))
         self._boost(over, x, places, objective, bins)
         return self
-
-    def decision_function(self, X: Any) -> Floats:  # noqa: N803
-        """Scores: of shape (rows,) of two classes, (rows, classes) of more."""
-        scores = self._scores(X)
-        return scores[:, 0] if scores.shape[1] == 1 else scores
-
-    def predict_proba(self, X: Any) -> Floats:  # noqa: N803
-        """Probabilities of the classes, of shape (rows, classes)."""
-        scores = self._scores(X)
-        if scores.shape[1] == 1:
-            one = expit(scores[:, 0])
-            return np.stack([1.0 - one, one], axis=1)
-        found: Floats = softmax(scores, axis=1)
-        return found
-
-    def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
-        """The most probable class of each row."""
-        places = self.predict_proba(X).argmax(axis=1)
-        found: npt.NDArray[Any] = self.classes_[places]
-        return found
 
 
 class _Regularized(Boosted):
