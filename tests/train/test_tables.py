@@ -14,6 +14,7 @@ from live_runs import begin, descend, dies, drawn, pauses, place_of, sgd, sleep,
 
 from geomx.errors import GeomxError, NotFinite, RunFailed, Unsupported
 from geomx.rounds.losses import Losses
+from geomx.simulate.simulator import Network
 from geomx.tables import table_rules
 from geomx.train import LiveRun, Settings
 from geomx.wire.session import Patience
@@ -188,6 +189,23 @@ def test_keys_that_were_sent_are_not_sent_again() -> None:
     first, *others = sizes
     assert first > 4 * (1 << 14)
     assert max(others) < 1.1 * (1 << 14)
+
+
+def test_no_heartbeat_waits_for_many_rows() -> None:
+    """They take seconds to cross the link, which is several times as long as silence may last."""
+
+    def main(run: LiveRun) -> float:
+        table = run.table("t", 400_000, 4, rule="add", values="bf16")
+        table.push(range(400_000), torch.ones(400_000, 4))
+        found = table.pull(range(400_000))
+        run.close()
+        return float(found.min())
+
+    slow = Network(rate_mbps=20.0, delay_ms=5.0)
+    results, simulator = train((1, 1), main, shards=2, network=slow, patience=Patience(0.1, 0.5))
+    assert set(results.values()) == {2.0}
+    assert simulator.now > 2.0
+    assert not simulator.noted("resumed")
 
 
 def test_ranges_are_balanced_and_rows_are_there_when_touched() -> None:

@@ -44,7 +44,7 @@ from geomx.node.slices.join_state import check_reached
 from geomx.node.slices.joined import Joined
 from geomx.node.slices.models import models_of
 from geomx.node.slices.payloads import check_size, check_weight
-from geomx.node.slices.priority import priority_of
+from geomx.node.slices.priority import REQUESTS, priority_of
 from geomx.node.slices.update_stream import UpdateEncoder, codec_of, decoded
 from geomx.rounds.gathering import Gathering
 from geomx.rounds.losses import EVERYBODY, Losses
@@ -204,14 +204,15 @@ class Server(BaseNode):
 
     def tell(self, message: Allowance | Advice | Response, payload: Any = None) -> None:
         """Send a worker, or a row server, word from a shard."""
+        lane = REQUESTS if isinstance(message, Response) else 0
         beside = self.peer(message.worker)
         if beside is not None and beside.is_beside:
-            self.send(beside, message, payload)
+            self.send(beside, message, payload, lane)
             return
         for name, leaves in self._edges.children.items():
             child = self.peer(name)
             if message.worker in leaves and child is not None and not self.members.has_left(leaves):
-                self.send(child, message, payload)
+                self.send(child, message, payload, lane)
 
     def decoders(self, slice_: Slice, round_: Round) -> list[Callable[[], torch.Tensor]]:
         """The round's contributions in the order of adding, each to be decoded within a job."""

@@ -33,7 +33,7 @@ from geomx.node.slices.joined import Joined
 from geomx.node.slices.missed import Held, Missed, added, with_held
 from geomx.node.slices.models import WORKERS
 from geomx.node.slices.payloads import TURN_BYTES, pack_layout, unpack_turns
-from geomx.node.slices.priority import priority_of
+from geomx.node.slices.priority import REQUESTS, priority_of
 from geomx.node.slices.slice_jobs import SliceJobs
 from geomx.node.slices.slice_state import Planes, under, within
 from geomx.node.slices.update_stream import EXACT, UpdateDecoder, codec_for
@@ -331,7 +331,7 @@ class Uplink:
             )
         above = self._tree.leads_to(request.shard)
         above = above if above in self.parents else self.parents[0]  # which leads to all of them
-        self._node.send(self._parent(above), request, payload)
+        self._node.send(self._parent(above), request, payload, REQUESTS)
 
     def others_take_part(self) -> None:
         """Shards hear of it by themselves."""

@@ -16,6 +16,7 @@ from geomx.node.durable.journal import Journal
 from geomx.node.peers.base import BaseNode
 from geomx.node.peers.peer import Handler, Identity, Limits, Peer
 from geomx.node.requests import LARGEST_BYTES, Asked, Service
+from geomx.node.slices.priority import REQUESTS
 from geomx.tree import Tree
 from geomx.wire.messages import payload_size
 from geomx.wire.request_messages import Present, Request, Response, Told
@@ -196,7 +197,7 @@ class RowServer(BaseNode):
     def _send(self, shard: str, message: Message, payload: Any = None) -> None:
         peer = self.peer(shard)
         assert peer is not None  # all are dialled at the start
-        self.send(peer, message, payload)
+        self.send(peer, message, payload, REQUESTS)
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from geomx.node.contract import Measured
 from geomx.node.peers.handshake import RESTARTED
 from geomx.node.peers.peer import Peer
 from geomx.node.requests import LARGEST_BYTES, Asked
+from geomx.node.slices.priority import REQUESTS
 from geomx.rounds.membership import Members
 from geomx.tree import ROW_SERVERS, Tree
 from geomx.wire.messages import payload_size
@@ -25,7 +26,7 @@ class RowHost(Protocol):
     members: Members
 
     def peer(self, name: str) -> Peer | None: ...
-    def send(self, peer: Peer, message: Message, payload: Any = None) -> None: ...
+    def send(self, peer: Peer, message: Message, payload: Any = None, priority: int = 0) -> None: ...
     def tell(self, message: Response, payload: Any = None) -> None: ...
     def note(self, name: str, level: str = "debug", **fields: Any) -> None: ...
 
@@ -65,7 +66,7 @@ class RowServers:
         if peer is None:
             raise ProtocolError(f"{request.worker} asks {name}, which is not there")
         self._open[name][request.worker, request.incarnation, request.number] = request
-        self._server.send(peer, request, payload)
+        self._server.send(peer, request, payload, REQUESTS)
 
     def _answers_itself(self, request: Request) -> bool:
         place, service = request.shard, self._asked.service

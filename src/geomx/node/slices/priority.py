@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from geomx.layout import Slice
 
+REQUESTS = (
+    1  # the lane of what is no slice, and may be large: behind control, so that no heartbeat waits for it
+)
 LAST = 65_535  # the lane behind all others
 
 
