@@ -33,7 +33,7 @@ from geomx.learn import (
 )
 from geomx.learn.over import Over
 from geomx.learn.trees import bins as binning
-from geomx.learn.trees import histograms
+from geomx.learn.trees import loops
 from geomx.train import LiveRun
 
 CANCER = datasets.load_breast_cancer(return_X_y=True)
@@ -165,15 +165,38 @@ def test_codes_are_shared_out_alike() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])
-def test_compiled_histograms_are_numpys(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("terms", [loops.Terms(), loops.Terms(shrinks=1.0, sparse=0.3, least_rows=20.0)])
+def test_compiled_loops_are_numpys(
+    channels: int, terms: loops.Terms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums, the cut that is best, and the rows on its sides; one feature has gaps, one has few codes."""
     rng = np.random.default_rng(channels)
-    codes = rng.integers(0, 40, (500, 6)).astype(np.uint8)
-    values = rng.integers(-(1 << 30), 1 << 30, (500, channels)).astype(np.int32)
-    rows = np.flatnonzero(rng.random(500) < 0.6)
-    found = histograms.histograms(codes, values, rows, 41)
-    monkeypatch.setattr(histograms, "_library", None)
-    assert np.array_equal(found, histograms.histograms(codes, values, rows, 41))
-    assert found.sum() == 6 * values[rows].astype(np.int64).sum()
+    codes = rng.integers(0, 40, (5000, 6)).astype(np.uint8)
+    codes[rng.random(5000) < 0.2, 2] = 40
+    codes[:, 4] %= 3
+    most = 1 << loops.BITS
+    values = rng.integers(-most, most + 1, (5000, channels)).astype(np.int32)
+    values[:, -1] = abs(values[:, -1])
+    values[:2500] = most
+    rows = np.flatnonzero(rng.random(5000) < 0.9).astype(np.int32)
+    places, units = np.array([40, 40, 40, 40, 3, 40]), np.full(channels, 2.0**-loops.BITS)
+
+    def found() -> Any:
+        sums = loops.histograms(codes, values, rows, 41)
+        cut = loops.best_cut(sums, places, units, terms, 5000.0)
+        given = cut or loops.Cut(1.0, 2, 7, True)
+        return sums, cut, loops.parted(codes, given.feature, given, 40, rows)
+
+    sums, cut, (left, right) = found()
+    assert sums.sum() == 6 * values[rows].astype(np.int64).sum()
+    assert channels == 1 or cut is not None
+    monkeypatch.setattr(loops, "_library", None)
+    expected, cut_expected, (left_expected, right_expected) = found()
+    assert np.array_equal(sums, expected)
+    assert cut == cut_expected
+    assert np.array_equal(left, left_expected)
+    assert np.array_equal(right, right_expected)
+    assert len(left) + len(right) == len(rows)
 
 
 CHECKED = [

@@ -10,6 +10,8 @@ A bundle takes the place of a slice's values. As a payload:
     head        the number of bytes of the entries, int64, in 16 bytes
     entries     msgpack, see `Entry`, and padding up to 16 bytes
     arrays      one after the other, each padded to 16 bytes, so that they can be read where they lie
+
+Whole numbers of 64 bits are packed where that is shorter, as `pack/narrow.py` says.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ import msgspec
 import torch
 
 from geomx.codecs.contract import Codec
+from geomx.codecs.pack import narrow
 from geomx.errors import Disagreement, ProtocolError
 from geomx.layout import Slice
 
 Op = Literal["sum", "max", "min", "first", "gather", "same"]
 HEAD_BYTES, ALIGNED_BYTES, LARGEST_BYTES = 16, 16, 1 << 28
 MOST_ENTRIES, MOST_DIMENSIONS, TOLD_BYTES = 1 << 16, 64, 1024
+PACKED_FROM_BYTES = 512
 DTYPES = frozenset(
     {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
 )
@@ -41,7 +45,10 @@ _REDUCE: dict[str, Callable[..., torch.Tensor]] = {
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One array of a bundle. `origin`: of `gather`, whose it is. `count`: how many have given to it."""
+    """One array of a bundle. `origin`: of `gather`, whose it is. `count`: how many have given to it.
+
+    `packed_bytes`: how many bytes it takes in a payload where it is packed, else 0.
+    """
 
     name: str
     op: Op
@@ -49,6 +56,11 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     origin: str = ""
     count: int = 1
+    packed_bytes: int = 0
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.packed_bytes or self.size_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -81,35 +93,52 @@ class Bundles(Codec):
     def encode(  # type: ignore[override]
         self, slice_: Slice, turn: int, values: Bundle, weight: float = 1.0
     ) -> torch.Tensor:
-        head = msgspec.msgpack.encode(values.entries)
-        size = HEAD_BYTES + padded(len(head)) + sum(padded(each.size_bytes) for each in values.entries)
+        stored = [_stored(*each) for each in zip(*values, strict=True)]
+        head = msgspec.msgpack.encode([entry for entry, _ in stored])
+        size = HEAD_BYTES + padded(len(head)) + sum(padded(entry.stored_bytes) for entry, _ in stored)
         payload = torch.empty(size, dtype=torch.uint8)
         payload[: HEAD_BYTES + padded(len(head))] = 0
         payload[:HEAD_BYTES].view(torch.int64)[0] = len(head)
         payload[HEAD_BYTES : HEAD_BYTES + len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         start = HEAD_BYTES + padded(len(head))
-        for entry, array in zip(*values, strict=True):
-            stop, start = start + entry.size_bytes, start + padded(entry.size_bytes)
+        for entry, array in stored:
+            size = entry.stored_bytes
+            stop, start = start + size, start + padded(size)
             if stop < start:
                 payload[stop:start] = 0
             if array.numel():
-                payload[stop - entry.size_bytes : stop] = array.reshape(-1).view(torch.uint8)
+                payload[stop - size : stop] = array.reshape(-1).view(torch.uint8)
         return payload
 
     def decode(self, slice_: Slice, payload: torch.Tensor) -> Bundle:  # type: ignore[override]
-        entries, start = _entries(payload)
-        arrays = []
-        for entry in entries:
-            data = payload[start : start + entry.size_bytes]
-            arrays.append(_aligned(data, getattr(torch, entry.dtype)))
-            start += padded(entry.size_bytes)
-        return Bundle(entries, tuple(arrays))
+        stored, start = _entries(payload)
+        entries, arrays = [], []
+        for entry in stored:
+            data = payload[start : start + entry.stored_bytes]
+            start += padded(entry.stored_bytes)
+            if entry.packed_bytes:
+                arrays.append(narrow.unpack(data, math.prod(entry.shape)))
+                entries.append(msgspec.structs.replace(entry, packed_bytes=0))
+            else:
+                arrays.append(_aligned(data, getattr(torch, entry.dtype)))
+                entries.append(entry)
+        return Bundle(tuple(entries), tuple(arrays))
 
     def accepts(self, slice_: Slice, size: int) -> bool:
         return HEAD_BYTES < size <= LARGEST_BYTES
 
     def cost_bytes(self, slice_: Slice) -> int:
         return 0
+
+
+def _stored(entry: Entry, array: torch.Tensor) -> tuple[Entry, torch.Tensor]:
+    """As it travels."""
+    if entry.dtype != "int64" or entry.size_bytes < PACKED_FROM_BYTES:
+        return entry, array
+    packed = narrow.pack(array.reshape(-1))
+    if packed.numel() >= entry.size_bytes:
+        return entry, array
+    return msgspec.structs.replace(entry, packed_bytes=packed.numel()), packed
 
 
 def say(lines: Sequence[str]) -> torch.Tensor:
@@ -213,17 +242,18 @@ def _entries(payload: torch.Tensor) -> tuple[tuple[Entry, ...], int]:
         entries = msgspec.msgpack.decode(head, type=tuple[Entry, ...])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ProtocolError(f"no bundle of arrays: {error}") from error
-    start, left = HEAD_BYTES + padded(length), payload.numel()
+    start, left, room = HEAD_BYTES + padded(length), payload.numel(), LARGEST_BYTES
     fits = len(entries) <= MOST_ENTRIES and len({entry.key for entry in entries}) == len(entries)
     for entry in entries if fits else ():
         fits = entry.dtype in DTYPES and len(entry.shape) <= MOST_DIMENSIONS and entry.count > 0
         fits = fits and all(0 <= extent <= LARGEST_BYTES for extent in entry.shape)
         fits = fits and math.prod(extent or 1 for extent in entry.shape) <= LARGEST_BYTES
-        if not fits or entry.size_bytes > left:
+        fits = fits and (not entry.packed_bytes or (entry.dtype == "int64" and entry.packed_bytes > 0))
+        if not fits or entry.stored_bytes > left or entry.size_bytes > room:
             fits = False
             break
-        left -= entry.size_bytes
-    if not fits or start + sum(padded(entry.size_bytes) for entry in entries) != payload.numel():
+        left, room = left - entry.stored_bytes, room - entry.size_bytes
+    if not fits or start + sum(padded(entry.stored_bytes) for entry in entries) != payload.numel():
         raise ProtocolError(f"{payload.numel()} bytes do not fit the arrays that they name")
     return entries, start
 

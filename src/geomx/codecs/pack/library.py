@@ -45,6 +45,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "scatter": (None, (_POINTER, _POINTER, _LONG, _POINTER)),
     "spread": (None, (_POINTER, _LONG, _POINTER, _LONG, _POINTER)),
     "unary_bits": (None, (_POINTER, _LONG, _INT, _INT, _POINTER)),
+    "pack_narrow": (_LONG, (_POINTER, _LONG, _POINTER)),
+    "unpack_narrow": (_INT, (_POINTER, _LONG, _LONG, _POINTER)),
     "pack_rice": (None, (_POINTER, _LONG, _INT, _POINTER, _POINTER)),
     "unpack_rice": (_INT, (_POINTER, _POINTER, _LONG, _LONG, _INT, _LONG, _POINTER)),
 }

@@ -359,3 +359,23 @@ def unpack_rice(
     start = packed.data_ptr()
     _checked(_library.unpack_rice(start, start + low_bytes, count, elements, rice, unary, out.data_ptr()))
     return out
+
+
+def pack_narrow(values: torch.Tensor) -> torch.Tensor | None:
+    """Whole numbers in few bytes; see `narrow.py`."""
+    if _library is None:
+        return None
+    values = values.contiguous()
+    count = values.numel()
+    packed = torch.empty(9 * count + count // 8 + 24, dtype=torch.uint8)
+    size = _library.pack_narrow(values.data_ptr(), count, packed.data_ptr())
+    return packed[:size]
+
+
+def unpack_narrow(packed: torch.Tensor, count: int) -> torch.Tensor | None:
+    """The way back."""
+    if _library is None:
+        return None
+    packed, values = packed.contiguous(), torch.empty(count, dtype=torch.int64)
+    _checked(_library.unpack_narrow(packed.data_ptr(), packed.numel(), count, values.data_ptr()))
+    return values

@@ -2,7 +2,7 @@
 
     code(x) = how many cuts are less than x;   code(missing) = one more than any of these
 
-Cuts lie between values so that about equally many rows have each code. What travels: 256 quantiles of each feature of
+Cuts lie between values so that about equally many rows have each code, and where there are many values, three at least. What travels: 256 quantiles of each feature of
 every worker's rows, which tell how its values are distributed, then how many rows are at most each of them.
 Source: Chen and Guestrin, KDD 2016 (weighted quantiles, merged).
 """
@@ -16,6 +16,7 @@ from geomx.learn.over import Floats, Over
 
 MOST_CUTS = 254
 QUANTILES = 256
+LEAST_ROWS = 3  # of a code, on the average
 
 
 class Bins:
@@ -79,6 +80,7 @@ def _cuts(values: Floats, at_most: npt.NDArray[np.int64], rows: int, most: int) 
     """`at_most`: how many rows have each value or less. Between every two values, or so that shares are alike."""
     if len(values) < 2:
         return np.empty(0)
+    most = max(2, min(most, int(rows) // LEAST_ROWS))
     between = (values[:-1] + values[1:]) / 2
     if len(values) <= most:
         return between

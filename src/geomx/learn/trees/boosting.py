@@ -21,7 +21,8 @@ from geomx.learn.over import Floats, Over, classes_of
 from geomx.learn.trees import bins as binning
 from geomx.learn.trees.bins import Bins
 from geomx.learn.trees.fixed import unit_for, whole
-from geomx.learn.trees.growing import Terms, Tree, grow
+from geomx.learn.trees.growing import Planted, Tree, grow
+from geomx.learn.trees.loops import Terms
 from geomx.learn.trees.objectives.contract import Objective
 from geomx.learn.trees.objectives.lambdas import Lambdas
 from geomx.learn.trees.objectives.logistic import Logistic
@@ -85,7 +86,7 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
             self.min_samples_leaf,
         )
         self.start_ = objective.start(over, targets)
-        scores = np.tile(self.start_, (len(x), 1))
+        scores, rows = np.tile(self.start_, (len(x), 1)), sum(over.each(len(x)))
         self.trees_: list[list[Tree]] = []
         for _ in range(self.n_estimators):
             gradients, weights = objective.gradients(scores, targets)
@@ -93,15 +94,16 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
                 over.most(float(np.abs(each).max(initial=0.0))) for each in (gradients, weights)
             )
             units = np.array([unit_for(bound) for bound in bounds])
-            made = []
+            planted = []
             for output in range(objective.outputs):
-                values = np.stack(
-                    [whole(gradients[:, output], units[0]), whole(weights[:, output], units[1])], axis=1
-                )
-                tree, leaf_of = grow(over, codes, self.bins_, np.ascontiguousarray(values), units, terms)
+                values = np.empty((len(x), 2), np.int32)
+                values[:, 0] = whole(gradients[:, output], units[0])
+                values[:, 1] = whole(weights[:, output], units[1])
+                planted.append(Planted(values))
+            made = grow(over, codes, self.bins_, planted, units, terms, rows)
+            for output, (tree, leaf_of) in enumerate(made):
                 scores[:, output] += self.learning_rate * tree.value[leaf_of, 0]
-                made.append(tree)
-            self.trees_.append(made)
+            self.trees_.append([tree for tree, _ in made])
 
     def _scores(self, X: Any) -> Floats:  # noqa: N803
         """[rows, outputs]."""

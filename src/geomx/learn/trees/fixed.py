@@ -1,8 +1,9 @@
 """Gradients as whole numbers, so that sums of them are the same in whatever order they are added.
 
-    whole = round(x / unit),    unit = 2^e: the smallest power of two with which |x| <= BOUND is below 2^30
+    whole = round(x / unit),    unit = 2^e: the smallest power of two with which |x| <= BOUND is at most 2^20
 
-A sum of 2^32 rows fits into 64 bits. What is rounded off is 2^-31 of the bound at most.
+What is rounded off is 2^-21 of the bound at most. A sum of 2^32 rows fits into 64 bits, and that of a few thousand
+travels in four bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from geomx.learn.over import Floats
 
-BITS = 30
+BITS = 20
 
 
 def unit_for(bound: float) -> float:
@@ -25,4 +26,4 @@ def unit_for(bound: float) -> float:
 def whole(values: Floats, unit: float) -> npt.NDArray[np.int32]:
     """In units; what is out of bounds counts as the bound."""
     most = 1 << BITS
-    return np.clip(np.rint(values / unit), -most, most).astype(np.int32)
+    return np.clip(np.rint(values * (1.0 / unit)), -most, most).astype(np.int32)

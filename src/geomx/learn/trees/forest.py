@@ -22,10 +22,12 @@ from geomx.learn.over import Floats, Ints, Over, classes_of, uniform
 from geomx.learn.trees import bins as binning
 from geomx.learn.trees.bins import Bins
 from geomx.learn.trees.fixed import unit_for, whole
-from geomx.learn.trees.growing import Terms, Tree, grow
+from geomx.learn.trees.growing import Planted, Tree, grow
+from geomx.learn.trees.loops import Terms
 from geomx.train.calls.run_calls import RunCalls
 
 MOST_TIMES = 16  # that a row is drawn
+AT_ONCE = 16  # trees that grow together
 
 
 class _Forest(BaseEstimator):  # type: ignore[misc]
@@ -68,26 +70,29 @@ class _Forest(BaseEstimator):  # type: ignore[misc]
         over.agree("numbers of features", x.shape[1])
         self.bins_ = binning.find(over, x, self.max_bins) if bins is None else bins
         codes = self.bins_.codes(x)
-        first, _ = over.place(len(x))
+        first, all_rows = over.place(len(x))
         rows = np.arange(first, first + len(x), dtype=np.int64)
         terms = Terms(self.max_leaves, self.max_depth, least_weight=float(self.min_samples_leaf))
         features = np.arange(x.shape[1], dtype=np.int64)
         reach = poisson.cdf(np.arange(MOST_TIMES), 1.0)
         units = np.array([unit_for(MOST_TIMES * bound)] * outputs.shape[1] + [1.0])
         self.trees_: list[Tree] = []
-        for number in range(self.n_estimators):
+
+        def planted(number: int) -> Planted:
             times = np.searchsorted(reach, uniform(rows, self.random_state, number)).astype(np.float64)
             gradients = [whole(-times * column, unit) for column, unit in zip(outputs.T, units, strict=False)]
             values = np.ascontiguousarray(np.stack([*gradients, times.astype(np.int32)], axis=1))
 
-            def chooses(node: int, number: int = number) -> Ints:
+            def chooses(node: int) -> Ints:
                 draws = uniform(features + node * len(features), self.random_state, (1 << 20) + number)
                 return np.sort(np.argsort(draws, kind="stable")[:few])
 
-            tree, _ = grow(
-                over, codes, self.bins_, values, units, terms, chooses if few < len(features) else None
-            )
-            self.trees_.append(tree)
+            return Planted(values, chooses if few < len(features) else None)
+
+        for start in range(0, self.n_estimators, AT_ONCE):
+            some = [planted(number) for number in range(start, min(start + AT_ONCE, self.n_estimators))]
+            grown = grow(over, codes, self.bins_, some, units, terms, all_rows)
+            self.trees_ += [tree for tree, _ in grown]
 
     def _means(self, X: Any) -> Floats:  # noqa: N803
         """[rows, outputs]."""

@@ -1,50 +1,29 @@
-"""Grows one tree, level by level, from histograms that are added up over all workers.
+"""Grows trees, level by level, from histograms that are added up over all workers.
 
     gain = score(left) + score(right) - score(node) - gamma,     score = sum_k T(G_k)^2 / (H + lambda)
     T(G) = sign(G) max(0, |G| - alpha),     a leaf's value = -T(G) / (H + lambda)
 
-Of two children the histogram of the lighter one is made, and the other's is the rest of their parent's. Rows without a
-value go where the gain is larger. What travels: once a level, of each lighter child, sums of gradients by feature and
-code, features x 256 x (outputs + 1) numbers of 8 bytes; they tell sums over a worker's rows of a leaf and code, of a
-single row where there is one alone. Sources: Chen and Guestrin, KDD 2016; Ke et al., NIPS 2017.
+Of two children the histogram of the lighter one is made, and the other's is the rest of their parent's. Where a node
+is cut by some drawn features, both are made, of these alone. Nodes that no cut can follow have none: their sums are
+their parents'. Rows without a value go where the gain is larger. What travels: once a level, for all trees that grow
+at once, sums of gradients by feature and code of these nodes, features x codes x (outputs + 1) whole numbers; they tell
+sums over a worker's rows of a leaf and code, of a single row where there is one alone. Sources: Chen and Guestrin, KDD
+2016; Ke et al., NIPS 2017.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from geomx.learn.over import Floats, Ints, Over
 from geomx.learn.trees.bins import Bins
-from geomx.learn.trees.histograms import Codes, Whole, histograms
+from geomx.learn.trees.loops import Codes, Cut, Rows, Terms, Whole, best_cut, histograms, parted, soft
 
 LEAF = -1
 Chooses = Callable[[int], Ints]  # of a node, by number: the features that it may be cut by
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How far a tree grows.
-
-    Attributes:
-        leaves: At most so many.
-        depth: At most so many cuts to a leaf.
-        shrinks: lambda.
-        sparse: alpha.
-        least_gain: gamma.
-        least_weight: H of a child, at least.
-        least_rows: Rows of a child, at least; in proportion to H, as if the rows of a node weighed alike.
-    """
-
-    leaves: int = 31
-    depth: int = 6
-    shrinks: float = 0.0
-    sparse: float = 0.0
-    least_gain: float = 0.0
-    least_weight: float = 1e-3
-    least_rows: float = 0.0
 
 
 @dataclass
@@ -85,180 +64,190 @@ class Tree:
 
 
 @dataclass
-class _Node:
-    """One that may be cut. `sums`: its histogram over all workers, `count`: about how many rows it has there.
+class Planted:
+    """What a tree grows from.
 
-    `cut`: the best: its gain, feature and code, and whether rows without a value go left.
+    Attributes:
+        values: Of each row its gradients and its weight (second derivative), as whole numbers, [rows, outputs + 1].
+        chooses: By which features a node may be cut; None: by all.
     """
 
-    number: int
-    depth: int
-    rows: Ints
-    sums: Ints
-    count: float
-    cut: tuple[float, int, int, bool] | None = None
+    values: Whole
+    chooses: Chooses | None = None
 
 
 def grow(
-    over: Over,
-    codes: Codes,
-    bins: Bins,
-    values: Whole,
-    units: Floats,
-    terms: Terms,
-    chooses: Chooses | None = None,
-) -> tuple[Tree, Ints]:
-    """A tree for gradients and weights of rows.
+    over: Over, codes: Codes, bins: Bins, planted: Sequence[Planted], units: Floats, terms: Terms, rows: int
+) -> list[tuple[Tree, Ints]]:
+    """Trees for gradients and weights of rows, all at once.
 
     Args:
         over: The workers.
         codes: Of this worker's rows, [rows, features].
         bins: What they mean.
-        values: Of each row its gradients and its weight (second derivative), as whole numbers, [rows, outputs + 1].
-        units: Of these, [outputs + 1].
-        terms: How far it grows.
-        chooses: By which features a node may be cut; None: by all.
+        planted: Of each tree, what it grows from.
+        units: Of the values, [outputs + 1].
+        terms: How far they grow.
+        rows: How many all workers have.
 
     Returns:
-        The tree, the same on all workers, and the leaf of each row.
+        Each tree, the same on all workers, and the leaf of each row.
     """
-    made = _Made(bins, units, terms)
-    everything = np.arange(len(codes), dtype=np.int64)
-    sums = over.total(histograms(codes, values, everything, bins.count))[0]
-    leaf_of = np.zeros(len(codes), np.int64)
-    count = float(sum(over.each(len(codes)))) if terms.least_rows else 0.0
-    frontier = [made.node(0, 0, everything, sums, count, chooses)]
-    while frontier:
-        # Those that gain most are cut, as long as there may be more leaves.
-        cut = sorted((node for node in frontier if node.cut), key=lambda node: (-node.cut[0], node.number))  # type: ignore[index]
-        cut = sorted(cut[: max(0, terms.leaves - made.leaves)], key=lambda node: node.number)
-        if not cut:
-            break
-        halves = [made.cut(node, codes) for node in cut]
-        lighter = [int(made.weight_of(node, 1) < made.weight_of(node, 0)) for node in cut]
-        own = [
-            histograms(codes, values, rows[side], bins.count)
-            for rows, side in zip(halves, lighter, strict=True)
-        ]
-        light = over.total(np.stack(own))[0]
-        frontier = []
-        for node, rows, side, sums in zip(cut, halves, lighter, light, strict=True):
-            both = [sums, node.sums - sums] if side == 0 else [node.sums - sums, sums]
-            for half in (0, 1):
-                number = made.left[node.number] + half
-                leaf_of[rows[half]] = number
-                share = float(both[half][0, :, -1].sum() / max(node.sums[0, :, -1].sum(), 1))
-                count = share * node.count
-                frontier.append(made.node(number, node.depth + 1, rows[half], both[half], count, chooses))
-    return made.tree(), leaf_of
+    growing = [_Growing(each, codes, bins, units, terms, rows) for each in planted]
+    asked = [each.roots() for each in growing]
+    while any(map(len, asked)):
+        sums = over.total(*(own for each in asked for own in each))
+        for tree, own in zip(growing, asked, strict=True):
+            tree.take(sums[: len(own)])
+            sums = sums[len(own) :]
+        asked = [each.cut() for each in growing]
+    return [(each.tree(), each.leaf_of()) for each in growing]
 
 
-class _Made:
-    """A tree while it grows."""
+@dataclass
+class _Node:
+    """A leaf so far. `sums`: its histogram over all workers, of the features in `by` if these are chosen.
 
-    def __init__(self, bins: Bins, units: Floats, terms: Terms) -> None:
-        self._bins, self._units, self._terms = bins, units, terms
-        self.feature: list[int] = []
-        self.code: list[int] = []
-        self.missing_left: list[int] = []
-        self.left: list[int] = []
-        self.gain: list[float] = []
-        self.value: list[Floats] = []
-        self._add(1)
+    `count`: about how many rows all have in it, `total`: the sums over these, [channels].
+    """
 
-    @property
-    def leaves(self) -> int:
-        return sum(each == LEAF for each in self.feature)
+    number: int
+    depth: int
+    rows: Rows
+    count: float
+    total: Ints
+    by: Ints | None = None
+    sums: Ints | None = None
+    best: Cut | None = None
 
-    def node(
-        self, number: int, depth: int, rows: Ints, sums: Ints, count: float, chooses: Chooses | None
-    ) -> _Node:
-        """One that is a leaf so far, with its value, and with the best cut that it may have."""
-        node, terms = _Node(number, depth, rows, sums, count), self._terms
-        whole = sums[0].sum(0) * self._units
-        self.value[number] = -_soft(whole[:-1], terms.sparse) / max(whole[-1] + terms.shrinks, 1e-300)
-        if depth < terms.depth:
-            node.cut = self._best(sums, count, None if chooses is None else chooses(number))
+
+@dataclass
+class _Asked:
+    """A node whose histogram is made. `other`: a node that has the rest of `whole`."""
+
+    node: _Node
+    other: _Node | None = None
+    whole: Ints | None = None
+
+
+class _Growing:
+    """A tree while it grows: what it asks of all workers, and what follows from that."""
+
+    def __init__(
+        self, planted: Planted, codes: Codes, bins: Bins, units: Floats, terms: Terms, rows: int
+    ) -> None:
+        self._values, self._chooses = planted.values, planted.chooses
+        self._codes, self._bins, self._units, self._terms, self._all_rows = codes, bins, units, terms, rows
+        self._places = np.array([len(cuts) + 1 for cuts in bins.cuts], np.int64)
+        self._nodes: list[_Node] = []
+        self._cuts: dict[int, tuple[Cut, int]] = {}  # by node: its cut, and its left child
+        self._asked: list[_Asked] = []
+        self._frontier: list[_Node] = []
+
+    def roots(self) -> list[Ints]:
+        """The histogram of all of this worker's rows."""
+        everything = np.arange(len(self._codes), dtype=np.int32)
+        total = np.zeros(len(self._units), np.int64)  # until it is known
+        return self._ask([_Asked(self._add(0, everything, float(self._all_rows), total))])
+
+    def take(self, sums: Sequence[Ints]) -> None:
+        """Those that were asked for, over all workers: find the best cut of each node."""
+        self._frontier = []
+        for found, asked in zip(sums, self._asked, strict=True):
+            node, other = asked.node, asked.other
+            node.sums = found
+            if node.number == 0:
+                node.total = found[0].sum(0)
+            if other is not None and asked.whole is not None:
+                other.sums = asked.whole - found
+            self._frontier += [each for each in (node, other) if each is not None and self._may_be_cut(each)]
+        for node in self._frontier:
+            assert node.sums is not None
+            places = self._places if node.by is None else self._places[node.by]
+            node.best = best_cut(node.sums, places, self._units, self._terms, node.count)
+
+    def cut(self) -> list[Ints]:
+        """Cut those that gain most, as long as there may be more leaves: what is to be added up for their children."""
+        room = self._terms.leaves - (len(self._nodes) - len(self._cuts))
+        can = [(node.best.gain, node) for node in self._frontier if node.best is not None]
+        can = sorted(can, key=lambda each: (-each[0], each[1].number))[: max(0, room)]
+        asked = list[_Asked]()
+        is_full = room <= len(can)
+        for _, node in sorted(can, key=lambda each: each[1].number):
+            left, right = self._halved(node)
+            wanted = [] if is_full else [child for child in (left, right) if self._may_be_cut(child)]
+            if self._chooses is not None:
+                asked += map(_Asked, wanted)
+            elif wanted:
+                light, heavy = (left, right) if left.total[-1] <= right.total[-1] else (right, left)
+                asked.append(_Asked(light, heavy, node.sums))
+            node.sums, node.rows = None, node.rows[:0]
+        self._frontier = []
+        return self._ask(asked)
+
+    def _ask(self, asked: list[_Asked]) -> list[Ints]:
+        self._asked = asked
+        found = []
+        for node in (each.node for each in asked):
+            codes, values, rows = self._codes, self._values, node.rows
+            if self._chooses is not None:
+                node.by = self._chooses(node.number)
+                codes, values = codes[rows[:, None], node.by], values[rows]
+                rows = np.arange(len(rows), dtype=np.int32)
+            found.append(histograms(codes, values, rows, self._bins.count))
+        return found
+
+    def _halved(self, node: _Node) -> tuple[_Node, _Node]:
+        """Make two leaves of one."""
+        assert node.best is not None
+        assert node.sums is not None
+        cut, own = node.best, node.sums[node.best.feature]
+        left = own[: cut.code + 1].sum(0) + (own[-1] if cut.missing_left else 0)
+        feature = cut.feature if node.by is None else int(node.by[cut.feature])
+        self._cuts[node.number] = cut._replace(feature=feature), len(self._nodes)
+        rows = parted(self._codes, feature, cut, self._bins.missing, node.rows)
+        share = float(left[-1]) / max(float(node.total[-1]), 1.0)
+        counts = share * node.count, (1.0 - share) * node.count
+        first, second = (
+            self._add(node.depth + 1, *each)
+            for each in zip(rows, counts, (left, node.total - left), strict=True)
+        )
+        return first, second
+
+    def _add(self, depth: int, rows: Rows, count: float, total: Ints) -> _Node:
+        node = _Node(len(self._nodes), depth, rows, count, total)
+        self._nodes.append(node)
         return node
 
-    def _best(self, sums: Ints, count: float, features: Ints | None) -> tuple[float, int, int, bool] | None:
-        terms = self._terms
-        chosen = sums if features is None else sums[features]
-        all_of = chosen[0].sum(0)
-        up_to = np.cumsum(chosen[:, : self._bins.missing], axis=1)  # without those that are missing
-        missing = chosen[:, self._bins.missing][:, None]
-        left = np.stack([up_to, up_to + missing])  # missing go right, missing go left
-        score_left, weight_left = self._score(left)
-        score_right, weight_right = self._score(all_of - left)
-        gain = score_left + score_right - self._score(all_of)[0] - terms.least_gain
-        lighter = np.minimum(weight_left, weight_right)
-        allowed = (lighter >= terms.least_weight) & (lighter > 0.0)
-        if terms.least_rows:
-            allowed &= lighter * count >= terms.least_rows * float(all_of[-1] * self._units[-1])
-        allowed[1] &= np.asarray(missing.any(axis=(1, 2)))[:, None]
-        gain = np.where(allowed, gain, -np.inf)
-        for place in range(len(chosen)):
-            feature = place if features is None else int(features[place])
-            gain[:, place, len(self._bins.cuts[feature]) + 1 :] = -np.inf  # there is no such cut
-        at = int(gain.argmax())
-        best = float(gain.reshape(-1)[at])
-        if not best > 0.0:
-            return None
-        goes_left, where, code = np.unravel_index(at, gain.shape)
-        feature = int(where) if features is None else int(features[where])
-        return best, feature, int(code), bool(goes_left)
+    def _may_be_cut(self, node: _Node) -> bool:
+        terms, weight = self._terms, float(node.total[-1] * self._units[-1])
+        if node.depth >= terms.depth or weight <= 0.0:
+            return False
+        return weight >= 2.0 * terms.least_weight and node.count >= 2.0 * terms.least_rows
 
-    def _score(self, sums: Ints) -> tuple[Floats, Floats]:
-        scaled = sums * self._units
-        weight = scaled[..., -1]
-        top = (_soft(scaled[..., :-1], self._terms.sparse) ** 2).sum(-1)
-        return top / np.maximum(weight + self._terms.shrinks, 1e-300), weight
-
-    def cut(self, node: _Node, codes: Codes) -> tuple[Ints, Ints]:
-        """Make two leaves of one: the rows of each."""
-        assert node.cut is not None
-        gain, feature, code, goes_left = node.cut
-        self.feature[node.number], self.code[node.number] = feature, code
-        self.missing_left[node.number], self.gain[node.number] = int(goes_left), gain
-        self.left[node.number] = len(self.feature)
-        self._add(2)
-        column = codes[node.rows, feature]
-        is_left = column <= code
-        if goes_left:
-            is_left |= column == self._bins.missing
-        return node.rows[is_left], node.rows[~is_left]
-
-    def weight_of(self, node: _Node, side: int) -> int:
-        """Of a child, in units: the same on all workers."""
-        assert node.cut is not None
-        _, feature, code, goes_left = node.cut
-        sums = node.sums[feature, :, -1]
-        left = int(sums[: code + 1].sum()) + (int(sums[self._bins.missing]) if goes_left else 0)
-        return left if side == 0 else int(sums.sum()) - left
-
-    def _add(self, count: int) -> None:
-        for _ in range(count):
-            self.feature.append(LEAF)
-            self.code.append(0)
-            self.missing_left.append(0)
-            self.left.append(0)
-            self.gain.append(0.0)
-            self.value.append(np.zeros(1))
+    def leaf_of(self) -> Ints:
+        """Of each of this worker's rows."""
+        found = np.zeros(len(self._codes), np.int64)
+        for node in self._nodes:
+            if node.number not in self._cuts:
+                found[node.rows] = node.number
+        return found
 
     def tree(self) -> Tree:
-        threshold = [
-            0.0 if feature == LEAF else float(np.append(self._bins.cuts[feature], np.inf)[code])
-            for feature, code in zip(self.feature, self.code, strict=True)
-        ]  # behind the last cut: all that have a value
-        return Tree(
-            np.array(self.feature), np.array(threshold), np.array(self.code), np.array(self.missing_left),
-            np.array(self.left), np.stack(self.value), np.array(self.gain),
+        """What has grown."""
+        count = len(self._nodes)
+        made = Tree(
+            np.full(count, LEAF), np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64),
+            np.zeros(count, np.int64), np.zeros((count, len(self._units) - 1)), np.zeros(count),
         )  # fmt: skip
-
-
-def _soft(values: Floats, sparse: float) -> Floats:
-    """T."""
-    if sparse == 0.0:
-        return values
-    found: Floats = np.sign(values) * np.maximum(np.abs(values) - sparse, 0.0)
-    return found
+        for number, (cut, left) in self._cuts.items():
+            cuts = self._bins.cuts[cut.feature]
+            made.feature[number], made.code[number], made.left[number] = cut.feature, cut.code, left
+            made.missing_left[number], made.gain[number] = int(cut.missing_left), cut.gain
+            # behind the last cut: all that have a value
+            made.threshold[number] = cuts[cut.code] if cut.code < len(cuts) else np.inf
+        for node in self._nodes:
+            total = node.total * self._units
+            shrunk = max(float(total[-1]) + self._terms.shrinks, 1e-300)
+            made.value[node.number] = -soft(total[:-1], self._terms.sparse) / shrunk
+        return made

@@ -20,7 +20,7 @@ from geomx.learn.over import Floats, Over
 from geomx.learn.trees import bins as binning
 from geomx.learn.trees.bins import Bins
 from geomx.learn.trees.fixed import unit_for, whole
-from geomx.learn.trees.histograms import histograms
+from geomx.learn.trees.loops import histograms
 from geomx.learn.trees.objectives.pairs import pairs_of
 from geomx.train.calls.run_calls import RunCalls
 
@@ -53,7 +53,7 @@ class RankBoost(BaseEstimator):  # type: ignore[misc]
         more, less, _ = pairs_of(targets, queries)
         self.bins_ = binning.find(over, x, self.max_bins) if bins is None else bins
         codes, unit = self.bins_.codes(x), unit_for(1.0)
-        rows, scores = np.arange(len(x), dtype=np.int64), np.zeros(len(x))
+        rows, scores = np.arange(len(x), dtype=np.int32), np.zeros(len(x))
         found: list[tuple[float, float, float]] = []
         for _ in range(self.n_estimators):
             own = np.exp(np.clip(scores[less] - scores[more], -500.0, 500.0))
