@@ -8,11 +8,23 @@ with its equation, its source, and what travels. Nothing below this folder knows
 from __future__ import annotations
 
 from geomx.learn.adarank import AdaRank
+from geomx.learn.incremental.extraction import FeatureClassifier
+from geomx.learn.incremental.tuning import FineTunedClassifier
 from geomx.learn.kmeans import KMeans
 from geomx.learn.linear.logistic import LogisticRegression
 from geomx.learn.linear.ranking import RankSVM
 from geomx.learn.linear.vectors import SVC, SVR
 from geomx.learn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from geomx.learn.networks.autoencoder import Autoencoder
+from geomx.learn.networks.cnn import CNNClassifier
+from geomx.learn.networks.factorization import MatrixFactorization
+from geomx.learn.networks.gan import GAN
+from geomx.learn.networks.listnet import ListNet
+from geomx.learn.networks.policy import PolicyGradient
+from geomx.learn.networks.ranknet import RankNet
+from geomx.learn.networks.rnn import RNNClassifier
+from geomx.learn.online.ftml import FTML, FTMLClassifier
+from geomx.learn.online.ftrl import FTRLClassifier
 from geomx.learn.trees.boosting import (
     GBDTClassifier,
     GBDTRegressor,
@@ -23,11 +35,20 @@ from geomx.learn.trees.boosting import (
 )
 from geomx.learn.trees.forest import RandomForestClassifier, RandomForestRegressor
 from geomx.learn.trees.rankboost import RankBoost
+from geomx.learn.trees.saving import save_lightgbm
 
 __all__ = [
+    "FTML",
+    "GAN",
     "SVC",
     "SVR",
     "AdaRank",
+    "Autoencoder",
+    "CNNClassifier",
+    "FTMLClassifier",
+    "FTRLClassifier",
+    "FeatureClassifier",
+    "FineTunedClassifier",
     "GBDTClassifier",
     "GBDTRegressor",
     "GBRank",
@@ -35,11 +56,17 @@ __all__ = [
     "KNeighborsClassifier",
     "KNeighborsRegressor",
     "LambdaMART",
+    "ListNet",
     "LogisticRegression",
+    "MatrixFactorization",
+    "PolicyGradient",
+    "RNNClassifier",
     "RandomForestClassifier",
     "RandomForestRegressor",
     "RankBoost",
+    "RankNet",
     "RankSVM",
     "XGBClassifier",
     "XGBRegressor",
+    "save_lightgbm",
 ]

@@ -2,8 +2,9 @@
 
     code(x) = how many cuts are less than x;   code(missing) = one more than any of these
 
-Cuts lie between values so that about equally many rows have each code, and where there are many values, three at least. What travels: 256 quantiles of each feature of
-every worker's rows, which tell how its values are distributed, then how many rows are at most each of them.
+Cuts lie between values so that about equally many rows have each code, and where there are many values, three at least.
+What travels: 256 quantiles of each feature of every worker's rows, which tell how its values are distributed, then how
+many rows are at most each of them.
 Source: Chen and Guestrin, KDD 2016 (weighted quantiles, merged).
 """
 

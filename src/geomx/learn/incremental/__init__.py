@@ -1,0 +1,1 @@
+"""Learning on top of a network that has been trained before."""

@@ -1,0 +1,1 @@
+"""Gradient descent: small networks, trained by `run.attach` as any model of PyTorch is."""

@@ -1,0 +1,1 @@
+"""Learning from rows as they come, each seen once."""
