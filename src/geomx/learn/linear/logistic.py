@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from geomx.learn.classes import Probable
 from geomx.learn.linear.base import Linear
-from geomx.learn.linear.newton import minimize
+from geomx.learn.linear.newton import Curve, Sums, minimize
 from geomx.learn.over import Floats, Over, classes_of
 from geomx.train.calls.run_calls import RunCalls
 
@@ -44,7 +44,7 @@ class LogisticRegression(Probable, Linear):
         C: float = 1.0,  # noqa: N803
         *,
         fit_intercept: bool = True,
-        tol: float = 1e-8,
+        tol: float = 1e-10,
         max_iter: int = 100,
     ) -> None:
         self.C, self.fit_intercept, self.tol, self.max_iter = C, fit_intercept, tol, max_iter
@@ -82,36 +82,40 @@ class LogisticRegression(Probable, Linear):
         return self
 
 
-def _of_two(x: Floats, places: npt.NDArray[np.intp], cost: float) -> Any:
+def _of_two(x: Floats, places: npt.NDArray[np.intp], cost: float) -> Sums:
     signs = 2.0 * places - 1.0
 
-    def sums(w: Floats) -> tuple[float, Floats, Floats]:
+    def sums(w: Floats) -> tuple[float, Floats, Curve]:
         margins = signs * (x @ w)
         chance = expit(-margins)
         value = float(np.logaddexp(0.0, -margins).sum())
         weights = cost * chance * (1.0 - chance)
-        return cost * value, -cost * (x.T @ (signs * chance)), (x * weights[:, None]).T @ x
+        return cost * value, -cost * (x.T @ (signs * chance)), lambda: (x * weights[:, None]).T @ x
 
     return sums
 
 
-def _of_several(x: Floats, places: npt.NDArray[np.intp], outputs: int, cost: float) -> Any:
+def _of_several(x: Floats, places: npt.NDArray[np.intp], outputs: int, cost: float) -> Sums:
     rows, columns = x.shape
 
-    def sums(w: Floats) -> tuple[float, Floats, Floats]:
+    def sums(w: Floats) -> tuple[float, Floats, Curve]:
         scores = x @ w.reshape(outputs, columns).T
         value = float((logsumexp(scores, axis=1) - scores[np.arange(rows), places]).sum()) if rows else 0.0
         chances = softmax(scores, axis=1)
         left = chances.copy()
         left[np.arange(rows), places] -= 1.0
-        hessian = np.zeros((outputs, columns, outputs, columns))
-        for one in range(outputs):
-            for other in range(one, outputs):
-                weights = chances[:, one] * ((one == other) - chances[:, other])
-                block = cost * ((x * weights[:, None]).T @ x)
-                hessian[one, :, other] = block
-                hessian[other, :, one] = block.T
-        size = outputs * columns
-        return cost * value, cost * (left.T @ x).reshape(-1), hessian.reshape(size, size)
+
+        def curve() -> Floats:
+            hessian = np.zeros((outputs, columns, outputs, columns))
+            for one in range(outputs):
+                for other in range(one, outputs):
+                    weights = chances[:, one] * ((one == other) - chances[:, other])
+                    block = cost * ((x * weights[:, None]).T @ x)
+                    hessian[one, :, other] = block
+                    hessian[other, :, one] = block.T
+            size = outputs * columns
+            return hessian.reshape(size, size)
+
+        return cost * value, cost * (left.T @ x).reshape(-1), curve
 
     return sums

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from geomx.learn.linear.base import Linear
-from geomx.learn.linear.newton import Sums, minimize
+from geomx.learn.linear.newton import Curve, Sums, minimize
 from geomx.learn.over import Floats, Ints, Over
 from geomx.learn.trees.objectives.pairs import pairs_of
 from geomx.train.calls.run_calls import RunCalls
@@ -36,7 +36,7 @@ class RankSVM(Linear):
 
     fit_intercept = False
 
-    def __init__(self, C: float = 1.0, *, tol: float = 1e-8, max_iter: int = 100) -> None:  # noqa: N803
+    def __init__(self, C: float = 1.0, *, tol: float = 1e-10, max_iter: int = 100) -> None:  # noqa: N803
         self.C, self.tol, self.max_iter = C, tol, max_iter
 
     def fit(self, X: Any, y: Any, groups: Any, run: RunCalls | None = None) -> Self:  # noqa: N803
@@ -75,17 +75,20 @@ class RankSVM(Linear):
 
 
 def _pairs(x: Floats, more: Ints, less: Ints, cost: float) -> Sums:
-    def sums(w: Floats) -> tuple[float, Floats, Floats]:
+    def sums(w: Floats) -> tuple[float, Floats, Curve]:
         scores = x @ w
-        value, gradient, hessian = 0.0, np.zeros(len(w)), np.zeros((len(w), len(w)))
-        for start in range(0, len(more), PAIRS_AT_ONCE):
-            one, other = more[start : start + PAIRS_AT_ONCE], less[start : start + PAIRS_AT_ONCE]
-            slack = 1.0 - scores[one] + scores[other]
-            at = slack > 0.0
-            apart, left = x[one[at]] - x[other[at]], slack[at]
-            value += cost * float(left @ left)
-            gradient -= 2.0 * cost * (apart.T @ left)
-            hessian += 2.0 * cost * (apart.T @ apart)
-        return value, gradient, hessian
+        slack = 1.0 - scores[more] + scores[less]
+        at = np.flatnonzero(slack > 0.0)
+        left = slack[at]
+        pull = np.bincount(more[at], left, len(x)) - np.bincount(less[at], left, len(x))
+
+        def curve() -> Floats:
+            hessian = np.zeros((len(w), len(w)))
+            for some in np.array_split(at, len(at) // PAIRS_AT_ONCE + 1):
+                apart = x[more[some]] - x[less[some]]
+                hessian += 2.0 * cost * (apart.T @ apart)
+            return hessian
+
+        return cost * float(left @ left), -2.0 * cost * (pull @ x), curve
 
     return sums

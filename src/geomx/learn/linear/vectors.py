@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from geomx.learn.classes import Scored
 from geomx.learn.linear.base import Linear
-from geomx.learn.linear.newton import Sums, minimize
+from geomx.learn.linear.newton import Curve, Sums, minimize
 from geomx.learn.over import Floats, Over, classes_of
 from geomx.train.calls.run_calls import RunCalls
 
@@ -95,7 +95,7 @@ class SVC(Scored, _Vectors):
         components: int = 500,
         fit_intercept: bool = True,
         random_state: int = 0,
-        tol: float = 1e-8,
+        tol: float = 1e-10,
         max_iter: int = 100,
     ) -> None:
         self.C, self.kernel, self.gamma, self.components = C, kernel, gamma, components
@@ -150,7 +150,7 @@ class SVR(RegressorMixin, _Vectors):  # type: ignore[misc]
         components: int = 500,
         fit_intercept: bool = True,
         random_state: int = 0,
-        tol: float = 1e-8,
+        tol: float = 1e-10,
         max_iter: int = 100,
     ) -> None:
         self.C, self.epsilon, self.kernel, self.gamma, self.components = C, epsilon, kernel, gamma, components
@@ -179,21 +179,21 @@ class SVR(RegressorMixin, _Vectors):  # type: ignore[misc]
 
 
 def _hinge(x: Floats, signs: Floats, cost: float) -> Sums:
-    def sums(w: Floats) -> tuple[float, Floats, Floats]:
+    def sums(w: Floats) -> tuple[float, Floats, Curve]:
         slack = 1.0 - signs * (x @ w)
         at = slack > 0.0
         some, left = x[at], slack[at]
         gradient = -2.0 * cost * (some.T @ (signs[at] * left))
-        return cost * float(left @ left), gradient, 2.0 * cost * (some.T @ some)
+        return cost * float(left @ left), gradient, lambda: 2.0 * cost * (some.T @ some)
 
     return sums
 
 
 def _tube(x: Floats, targets: Floats, cost: float, epsilon: float) -> Sums:
-    def sums(w: Floats) -> tuple[float, Floats, Floats]:
+    def sums(w: Floats) -> tuple[float, Floats, Curve]:
         off = x @ w - targets
         at = np.abs(off) > epsilon
         some, left = x[at], off[at] - epsilon * np.sign(off[at])
-        return cost * float(left @ left), 2.0 * cost * (some.T @ left), 2.0 * cost * (some.T @ some)
+        return cost * float(left @ left), 2.0 * cost * (some.T @ left), lambda: 2.0 * cost * (some.T @ some)
 
     return sums

@@ -1,0 +1,1 @@
+"""The cases of `benchmarks/learn.py`: data, references and ours."""
