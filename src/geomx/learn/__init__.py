@@ -25,6 +25,7 @@ from geomx.learn.networks.ranknet import RankNet
 from geomx.learn.networks.rnn import RNNClassifier
 from geomx.learn.online.ftml import FTML, FTMLClassifier
 from geomx.learn.online.ftrl import FTRLClassifier
+from geomx.learn.trees.bins import Bins
 from geomx.learn.trees.boosting import (
     GBDTClassifier,
     GBDTRegressor,
@@ -44,6 +45,7 @@ __all__ = [
     "SVR",
     "AdaRank",
     "Autoencoder",
+    "Bins",
     "CNNClassifier",
     "FTMLClassifier",
     "FTRLClassifier",

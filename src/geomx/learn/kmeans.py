@@ -22,6 +22,7 @@ from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from geomx.learn.over import Floats, Ints, Over, uniform
+from geomx.learn.privacy import Noise
 from geomx.train.calls.run_calls import RunCalls
 
 ROUNDS = 5
@@ -38,12 +39,16 @@ class KMeans(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore[mis
         max_iter: At most so many iterations.
         tol: It ends where no centre moves further than this, beside the features' standard deviation.
         random_state: The seed, the same on all workers.
+        noise: Of sums and counts before they leave a worker, beside what one row moves; see `privacy.py`. It needs
+            centres as `init`. 0: none.
+        clip: With noise, rows that are longer than this count as if they ended there.
 
     Attributes:
         cluster_centers_: Of shape (k, features).
         labels_: Of this worker's rows.
-        inertia_: The sum of squared distances of all rows to their centres.
-        n_iter_: How many iterations there were.
+        inertia_: The sum of squared distances of all rows to their centres; with noise, of this worker's.
+        n_iter_: How many iterations there were; with noise always `max_iter`.
+        privacy_: With noise, `privacy_.epsilon(delta)` tells what has been spent.
     """
 
     def __init__(
@@ -54,9 +59,11 @@ class KMeans(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore[mis
         max_iter: int = 300,
         tol: float = 1e-4,
         random_state: int = 0,
+        noise: float = 0.0,
+        clip: float = 1.0,
     ) -> None:
         self.n_clusters, self.init, self.max_iter = n_clusters, init, max_iter
-        self.tol, self.random_state = tol, random_state
+        self.tol, self.random_state, self.noise, self.clip = tol, random_state, noise, clip
 
     def fit(self, X: Any, y: Any = None, run: RunCalls | None = None) -> Self:  # noqa: N803
         """Cluster the rows of all workers.
@@ -79,18 +86,26 @@ class KMeans(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore[mis
         first, rows = over.place(len(x))
         if rows < self.n_clusters:
             raise ValueError(f"n_samples={rows} should be >= n_clusters={self.n_clusters}")
+        if self.noise:
+            if isinstance(self.init, str):
+                raise ValueError(
+                    f"init={self.init!r} with noise: give centres, since k-means|| shows some rows"
+                )
+            self.privacy_ = Noise(self.noise)
         centres = self._seeded(over, x, first, rows)
-        sums, squares = over.total(x.sum(0), (x * x).sum(0))
-        spread = float((squares / rows - (sums / rows) ** 2).mean())
-        self.n_iter_ = self.max_iter
+        self.n_iter_, enough = self.max_iter, -1.0
+        if not self.noise:
+            sums, squares = over.total(x.sum(0), (x * x).sum(0))
+            enough = self.tol * float((squares / rows - (sums / rows) ** 2).mean())
         for iteration in range(self.max_iter):
             centres, moved = self._step(over, x, centres)
-            if moved <= self.tol * spread:
+            if moved <= enough:
                 self.n_iter_ = iteration + 1
                 break
         self.cluster_centers_ = centres
         self.labels_, distances = pairwise_distances_argmin_min(x, centres, metric="sqeuclidean")
-        self.inertia_ = float(over.total(np.atleast_1d(distances.sum()))[0][0])
+        own = np.atleast_1d(distances.sum())
+        self.inertia_ = float(own[0] if self.noise else over.total(own)[0][0])
         return self
 
     def predict(self, X: Any) -> Ints:  # noqa: N803
@@ -111,8 +126,12 @@ class KMeans(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore[mis
         """The next centres, and the sum of squares by which they have moved. One without rows stays."""
         labels = pairwise_distances_argmin_min(x, centres, metric="sqeuclidean")[0]
         sums = np.zeros_like(centres)
+        if self.noise:
+            x = x * np.minimum(1.0, self.clip / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300))
         np.add.at(sums, labels, x)
         counts = np.bincount(labels, minlength=len(centres)).astype(np.float64)
+        if self.noise:
+            sums, counts = self.privacy_.release((sums, 2.0 * self.clip), (counts, 2.0**0.5))
         sums, counts = over.total(sums, counts)
         there = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1.0)[:, None], centres)
         return there, float(((there - centres) ** 2).sum())

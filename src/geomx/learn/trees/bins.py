@@ -10,6 +10,8 @@ Source: Chen and Guestrin, KDD 2016 (weighted quantiles, merged).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -33,6 +35,13 @@ class Bins:
         self.cuts = cuts
         self.missing = max(map(len, cuts), default=0) + 1
         self.count = self.missing + 1
+
+    @staticmethod
+    def even(low: Sequence[float], high: Sequence[float], count: int) -> Bins:
+        """Cuts that follow from each feature's range alone: `count` codes, equally wide. Raises `ValueError`."""
+        if not 2 <= count <= MOST_CUTS + 1:
+            raise ValueError(f"count={count}: 2 to {MOST_CUTS + 1}")
+        return Bins([np.linspace(a, b, count + 1)[1:-1] for a, b in zip(low, high, strict=True)])
 
     def codes(self, x: Floats) -> npt.NDArray[np.uint8]:
         """Of rows [rows, features]."""

@@ -8,6 +8,7 @@ rows without a value. What travels: see `bins.py`, once, and `growing.py`, for e
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -18,10 +19,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from geomx.learn.classes import Probable
 from geomx.learn.over import Floats, Over, classes_of
+from geomx.learn.privacy import Noise, histograms_of
 from geomx.learn.trees import bins as binning
 from geomx.learn.trees.bins import Bins
 from geomx.learn.trees.fixed import unit_for, whole
-from geomx.learn.trees.growing import Planted, Tree, grow
+from geomx.learn.trees.growing import Conceal, Planted, Tree, grow
 from geomx.learn.trees.loops import Terms
 from geomx.learn.trees.objectives.contract import Objective
 from geomx.learn.trees.objectives.lambdas import Lambdas
@@ -44,11 +46,14 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
         min_child_weight: The sum of second derivatives of a leaf, at least.
         min_samples_leaf: Rows of a leaf, at least; see `Terms.least_rows`.
         max_bins: How many codes a feature has, at most 255.
+        noise: Of histograms before they leave a worker, beside what one row moves; see `privacy.py`. It needs `bins`
+            in `fit`, such as `Bins.even(...)`, and is for classes alone. 0: none.
 
     Attributes:
         bins_: What codes mean; give it to another `fit` to have the same.
         trees_: Of each round, one for each output.
         start_: The scores that rows begin with.
+        privacy_: With noise, `privacy_.epsilon(delta)` tells what has been spent.
     """
 
     reg_lambda, reg_alpha, gamma = 0.0, 0.0, 0.0
@@ -63,8 +68,9 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
         min_child_weight: float = 1e-3,
         min_samples_leaf: int = 20,
         max_bins: int = 255,
+        noise: float = 0.0,
     ) -> None:
-        self.min_samples_leaf = min_samples_leaf
+        self.min_samples_leaf, self.noise = min_samples_leaf, noise
         self.n_estimators, self.learning_rate, self.max_leaves = n_estimators, learning_rate, max_leaves
         self.max_depth, self.min_child_weight, self.max_bins = max_depth, min_child_weight, max_bins
 
@@ -74,6 +80,7 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
         over.agree("numbers of features", x.shape[1])
         if not 2 <= self.max_bins <= binning.MOST_CUTS + 1:
             raise ValueError(f"max_bins={self.max_bins}: 2 to {binning.MOST_CUTS + 1}")
+        conceal = self._concealing(objective, bins, x.shape[1])
         self.bins_ = binning.find(over, x, self.max_bins) if bins is None else bins
         codes = self.bins_.codes(x)
         terms = Terms(
@@ -85,7 +92,7 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
             self.min_child_weight,
             self.min_samples_leaf,
         )
-        self.start_ = objective.start(over, targets)
+        self.start_ = np.zeros(objective.outputs) if self.noise else objective.start(over, targets)
         scores, rows = np.tile(self.start_, (len(x), 1)), sum(over.each(len(x)))
         self.trees_: list[list[Tree]] = []
         for _ in range(self.n_estimators):
@@ -100,10 +107,24 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
                 values[:, 0] = whole(gradients[:, output], units[0])
                 values[:, 1] = whole(weights[:, output], units[1])
                 planted.append(Planted(values))
-            made = grow(over, codes, self.bins_, planted, units, terms, rows)
+            made = grow(over, codes, self.bins_, planted, units, terms, rows, conceal)
             for output, (tree, leaf_of) in enumerate(made):
                 scores[:, output] += self.learning_rate * tree.value[leaf_of, 0]
             self.trees_.append([tree for tree, _ in made])
+
+    def _concealing(self, objective: Objective, bins: Bins | None, features: int) -> Conceal:
+        if bins is not None and len(bins.cuts) != features:
+            raise ValueError(f"bins of {len(bins.cuts)} features for rows of {features}")
+        if not self.noise:
+            return list
+        if bins is None or objective.bounds is None:
+            raise ValueError(
+                "noise: give bins that tell nothing of rows, as Bins.even(low, high, count) makes them; it is for "
+                "classes alone, whose gradients have known bounds"
+            )
+        self.privacy_ = Noise(self.noise)
+        most = np.array([whole(np.array(bound), unit_for(bound)) for bound in objective.bounds], np.int64)
+        return partial(histograms_of, self.privacy_, bounds=most)
 
     def _scores(self, X: Any) -> Floats:  # noqa: N803
         """[rows, outputs]."""
@@ -203,13 +224,14 @@ class _Regularized(Boosted):
         min_child_weight: float = 1.0,
         min_samples_leaf: int = 0,
         max_bins: int = 255,
+        noise: float = 0.0,
         reg_lambda: float = 1.0,
         reg_alpha: float = 0.0,
         gamma: float = 0.0,
     ) -> None:
         super().__init__(
             n_estimators, learning_rate=learning_rate, max_leaves=max_leaves, max_depth=max_depth,
-            min_child_weight=min_child_weight, min_samples_leaf=min_samples_leaf, max_bins=max_bins,
+            min_child_weight=min_child_weight, min_samples_leaf=min_samples_leaf, max_bins=max_bins, noise=noise,
         )  # fmt: skip
         self.reg_lambda, self.reg_alpha, self.gamma = reg_lambda, reg_alpha, gamma
 

@@ -24,6 +24,7 @@ from geomx.learn.trees.loops import Codes, Cut, Rows, Terms, Whole, best_cut, hi
 
 LEAF = -1
 Chooses = Callable[[int], Ints]  # of a node, by number: the features that it may be cut by
+Conceal = Callable[[list[Ints]], list[Ints]]  # of histograms of one tree that leave together
 
 
 @dataclass
@@ -77,7 +78,14 @@ class Planted:
 
 
 def grow(
-    over: Over, codes: Codes, bins: Bins, planted: Sequence[Planted], units: Floats, terms: Terms, rows: int
+    over: Over,
+    codes: Codes,
+    bins: Bins,
+    planted: Sequence[Planted],
+    units: Floats,
+    terms: Terms,
+    rows: int,
+    conceal: Conceal = list,
 ) -> list[tuple[Tree, Ints]]:
     """Trees for gradients and weights of rows, all at once.
 
@@ -89,6 +97,7 @@ def grow(
         units: Of the values, [outputs + 1].
         terms: How far they grow.
         rows: How many all workers have.
+        conceal: What becomes of a tree's histograms before they leave this worker.
 
     Returns:
         Each tree, the same on all workers, and the leaf of each row.
@@ -96,7 +105,7 @@ def grow(
     growing = [_Growing(each, codes, bins, units, terms, rows) for each in planted]
     asked = [each.roots() for each in growing]
     while any(map(len, asked)):
-        sums = over.total(*(own for each in asked for own in each))
+        sums = over.total(*(own for each in asked for own in conceal(each)))
         for tree, own in zip(growing, asked, strict=True):
             tree.take(sums[: len(own)])
             sums = sums[len(own) :]

@@ -1,0 +1,65 @@
+"""Noise on sums, so that they hardly tell whether a row is one or another (differential privacy).
+
+    before sums leave, each worker adds normal noise of deviation  noise * reach
+    reach      how far one row, replaced by another, moves a worker's sums, as the root of a sum of squares
+    spent      rho = 1 / (2 noise^2) for each release;     epsilon = rho + 2 sqrt(rho ln(1 / delta))
+
+Each worker's sums are private by themselves: neither servers nor other workers need to be trusted. Which classes there
+are, and how many rows a worker has, are no secrets. Noise is drawn from what the operating system has of
+chance, and is another for each worker and run, so noisy models are no more those of one machine. Source: Bun and
+Steinke, TCC 2016.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from geomx.learn.over import Floats, Ints
+
+
+class Noise:
+    """The noise that one worker adds, and what it has spent.
+
+    Attributes:
+        rho: Of all releases so far.
+    """
+
+    def __init__(self, noise: float) -> None:
+        """`noise`: its deviation, as a multiple of what one row moves; above 0. Raises `ValueError`."""
+        if not (noise > 0.0 and math.isfinite(noise)):
+            raise ValueError(f"noise={noise}: a number above 0, or 0 for none")
+        self._noise, self._random = noise, np.random.default_rng()
+        self.rho = 0.0
+
+    def release(self, *parts: tuple[npt.NDArray[Any], float]) -> list[Floats]:
+        """Noisy sums that leave together: each with its reach, by itself."""
+        self.rho += 0.5 / self._noise**2
+        deviation = self._noise * math.sqrt(len(parts))
+        return [sums + self._random.normal(0.0, deviation * reach, sums.shape) for sums, reach in parts]
+
+    def epsilon(self, delta: float = 1e-6) -> float:
+        """With chance 1 - `delta`, what has left is at most e^epsilon times as likely with one row as with another.
+
+        Raises:
+            ValueError: `delta` is not between 0 and 1.
+        """
+        if not 0.0 < delta < 1.0:
+            raise ValueError(f"delta={delta}: between 0 and 1, and far below 1 / rows")
+        return self.rho + 2.0 * math.sqrt(self.rho * math.log(1.0 / delta))
+
+
+def histograms_of(noise: Noise, own: list[Ints], bounds: Ints) -> list[Ints]:
+    """Noisy histograms [features, bins, channels] of nodes that share no row, of numbers at most `bounds`: one release.
+
+    A row has one bin of each feature in one node, so replaced by another it moves a channel by 2 sqrt(features) bounds.
+    """
+    if not own:
+        return own
+    sums = np.stack(own)
+    root = 2.0 * math.sqrt(sums.shape[1])
+    channels = noise.release(*((sums[..., at], root * float(bound)) for at, bound in enumerate(bounds)))
+    return list(np.rint(np.stack(channels, axis=-1)).astype(np.int64))
