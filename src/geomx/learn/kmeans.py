@@ -80,7 +80,7 @@ class KMeans(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore[mis
             Disagreement: Workers have different numbers of features.
             ValueError: There are fewer rows than clusters, or centres of another shape.
         """
-        over = Over(run)
+        over = Over(run, goes_on=True)
         x = validate_data(self, X, dtype=np.float64)
         over.agree("numbers of features", x.shape[1])
         first, rows = over.place(len(x))

@@ -6,6 +6,9 @@
 
 Rows have numbers as if they lay on one machine, in that order: `first` is the number of a worker's first. Random
 numbers belong to rows (`uniform`), so they are the same wherever rows lie.
+
+Where the run goes on without a worker that is lost, an algorithm whose sums are of use each by itself (`goes_on`) ends
+with the model of the rows that are left; another ends with an error, since its sums would be of different rows.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from geomx.errors import Disagreement
+from geomx.errors import Disagreement, RunFailed
 from geomx.tables.hashing import hashed
 from geomx.tables.hashing import uniform as in_unit_interval
 
@@ -31,9 +34,10 @@ class Over:
         bytes_sent: What this worker has given to be added up or told so far, in bytes.
     """
 
-    def __init__(self, run: Any) -> None:
-        """`run`: of `geomx.join()`, or None."""
-        self._run = run
+    def __init__(self, run: Any, goes_on: bool = False) -> None:
+        """`run`: of `geomx.join()`, or None; `goes_on`: with the rows that are left where a worker is lost."""
+        self._run, self._goes_on = run, goes_on
+        self._taking_part = 0  # workers; 0: it is not known yet
         self.bytes_sent = 0
 
     def total(self, *arrays: Any) -> list[Any]:
@@ -42,21 +46,26 @@ class Over:
         self.bytes_sent += sum(each.nbytes for each in given)
         if self._run is None:
             return given
-        found: list[Any] = self._run.reduce(given, "sum")
+        found: list[Any] = self._run.reduce([*given, np.ones(1, np.int64)], "sum")
+        self._check_all(int(found.pop()[0]))
         return found
 
     def each(self, value: Any) -> list[Any]:
         """What each worker gives: numbers, texts, lists and dicts of them."""
         if self._run is None:
             return [value]
-        return list(self._run.map(value).values())
+        found: dict[str, Any] = self._run.map(value)
+        self._check_all(len(found))
+        return list(found.values())
 
     def joined(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The rows of all workers, in the order of the run."""
         self.bytes_sent += rows.nbytes
         if self._run is None:
             return rows
-        return np.concatenate(list(self._run.gather(rows).values()))
+        found: dict[str, Any] = self._run.gather(rows)
+        self._check_all(len(found))
+        return np.concatenate(list(found.values()))
 
     def most(self, value: float) -> float:
         """The largest of the workers' numbers."""
@@ -74,6 +83,17 @@ class Over:
         counts: dict[str, int] = self._run.map(rows)
         names, own = list(counts), self._run.name
         return sum(counts[name] for name in names[: names.index(own)]), sum(counts.values())
+
+    def _check_all(self, count: int) -> None:
+        """As many have taken part in this call as in the first."""
+        if not self._goes_on and 0 < self._taking_part != count:
+            here = self._run.map(None)
+            lost = [name for name in self._run.workers if name not in here] or [self._run.name]
+            raise RunFailed(
+                lost[0],
+                "it was lost in the middle of a fit, whose sums would be of other rows from here on; begin anew",
+            )
+        self._taking_part = count
 
     def agree(self, what: str, value: Any) -> None:
         """Raises `Disagreement` where workers have different values, such as numbers of features."""

@@ -64,7 +64,7 @@ class LogisticRegression(Probable, Linear):
             Disagreement: Workers have different numbers of features.
             ValueError: There is one class alone, or what scikit-learn finds wrong with the rows.
         """
-        over = Over(run)
+        over = Over(run, goes_on=True)
         x, labels = self._rows(over, X, y, numeric=False)
         check_classification_targets(labels)
         self.classes_ = classes_of(over, labels)

@@ -55,7 +55,7 @@ class RankSVM(Linear):
             Disagreement: Workers have different numbers of features.
             ValueError: `groups` has another length than `y`.
         """
-        over = Over(run)
+        over = Over(run, goes_on=True)
         x, targets = self._rows(over, X, y, numeric=True)
         queries = np.asarray(groups)
         if len(queries) != len(targets):

@@ -108,7 +108,7 @@ class SVC(Scored, _Vectors):
 
     def fit(self, X: Any, y: Any, run: RunCalls | None = None) -> Self:  # noqa: N803
         """Train on the rows of all workers; see `LogisticRegression.fit`."""
-        over = Over(run)
+        over = Over(run, goes_on=True)
         x, labels = self._rows(over, X, y, numeric=False)
         check_classification_targets(labels)
         x = self._mapped(x)
@@ -163,7 +163,7 @@ class SVR(RegressorMixin, _Vectors):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, run: RunCalls | None = None) -> Self:  # noqa: N803
         """Train on the rows of all workers; see `LogisticRegression.fit`."""
-        over = Over(run)
+        over = Over(run, goes_on=True)
         x, targets = self._rows(over, X, y, numeric=True)
         x = self._mapped(x)
         w, self.n_iter_ = self._solve(
