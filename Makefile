@@ -66,7 +66,7 @@ constraints: $(VENV)/.has-dev $(VENV)/.has-docs  ## write the versions that .ven
 	@{ sed '/^#/!d' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9]*$$//'; } > $(VENV)/constraints.txt
 	@mv $(VENV)/constraints.txt constraints.txt
 
-learn: $(VENV)/.has-dev  ## train each algorithm of geomx.learn over three parties, beside one machine and a reference; out/learn.json
+learn: $(VENV)/.has-benchmarks  ## train each algorithm of geomx.learn over three parties, beside one machine and a reference; out/learn.json
 	@$(BIN)/python benchmarks/learn.py
 
 bench-quick: $(VENV)/.has-benchmarks  ## measure geomx beside PyTorch DDP, MXNet and the floor, over one emulated network; ten minutes, needs root

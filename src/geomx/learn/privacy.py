@@ -38,8 +38,14 @@ class Noise:
     def release(self, *parts: tuple[npt.NDArray[Any], float]) -> list[Floats]:
         """Noisy sums that leave together: each with its reach, by itself."""
         self.rho += 0.5 / self._noise**2
-        deviation = self._noise * math.sqrt(len(parts))
-        return [sums + self._random.normal(0.0, deviation * reach, sums.shape) for sums, reach in parts]
+        return [
+            sums + self._random.normal(0.0, self.deviation(reach, len(parts)), sums.shape)
+            for sums, reach in parts
+        ]
+
+    def deviation(self, reach: float, parts: int) -> float:
+        """Of what is added to each of so many parts that leave together."""
+        return self._noise * math.sqrt(parts) * reach
 
     def epsilon(self, delta: float = 1e-6) -> float:
         """With chance 1 - `delta`, what has left is at most e^epsilon times as likely with one row as with another.
@@ -52,6 +58,11 @@ class Noise:
         return self.rho + 2.0 * math.sqrt(self.rho * math.log(1.0 / delta))
 
 
+def reach_of(features: int) -> float:
+    """Of histograms of numbers that are at most 1."""
+    return 2.0 * math.sqrt(features)
+
+
 def histograms_of(noise: Noise, own: list[Ints], bounds: Ints) -> list[Ints]:
     """Noisy histograms [features, bins, channels] of nodes that share no row, of numbers at most `bounds`: one release.
 
@@ -60,6 +71,6 @@ def histograms_of(noise: Noise, own: list[Ints], bounds: Ints) -> list[Ints]:
     if not own:
         return own
     sums = np.stack(own)
-    root = 2.0 * math.sqrt(sums.shape[1])
+    root = reach_of(sums.shape[1])
     channels = noise.release(*((sums[..., at], root * float(bound)) for at, bound in enumerate(bounds)))
     return list(np.rint(np.stack(channels, axis=-1)).astype(np.int64))

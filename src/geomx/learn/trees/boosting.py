@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from geomx.learn.classes import Probable
 from geomx.learn.over import Floats, Over, classes_of
-from geomx.learn.privacy import Noise, histograms_of
+from geomx.learn.privacy import Noise, histograms_of, reach_of
 from geomx.learn.trees import bins as binning
 from geomx.learn.trees.bins import Bins
 from geomx.learn.trees.fixed import unit_for, whole
@@ -43,7 +43,7 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
         learning_rate: How much of each step is taken.
         max_leaves: Of a tree, at most.
         max_depth: Of a tree, at most.
-        min_child_weight: The sum of second derivatives of a leaf, at least.
+        min_child_weight: The sum of second derivatives of a leaf, at least; with noise more.
         min_samples_leaf: Rows of a leaf, at least; see `Terms.least_rows`.
         max_bins: How many codes a feature has, at most 255.
         noise: Of histograms before they leave a worker, beside what one row moves; see `privacy.py`. It needs `bins`
@@ -83,15 +83,7 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
         conceal = self._concealing(objective, bins, x.shape[1])
         self.bins_ = binning.find(over, x, self.max_bins) if bins is None else bins
         codes = self.bins_.codes(x)
-        terms = Terms(
-            self.max_leaves,
-            self.max_depth,
-            self.reg_lambda,
-            self.reg_alpha,
-            self.gamma,
-            self.min_child_weight,
-            self.min_samples_leaf,
-        )
+        terms = self._terms(objective)
         self.start_ = np.zeros(objective.outputs) if self.noise else objective.start(over, targets)
         scores, rows = np.tile(self.start_, (len(x), 1)), sum(over.each(len(x)))
         self.trees_: list[list[Tree]] = []
@@ -111,6 +103,16 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
             for output, (tree, leaf_of) in enumerate(made):
                 scores[:, output] += self.learning_rate * tree.value[leaf_of, 0]
             self.trees_.append([tree for tree, _ in made])
+
+    def _terms(self, objective: Objective) -> Terms:
+        """With noise, a leaf has to weigh more than twice the noise of its gradient, or cuts would follow the noise."""
+        least = self.min_child_weight
+        if self.noise and objective.bounds is not None:
+            reach = reach_of(len(self.bins_.cuts)) * objective.bounds[0]
+            least = max(least, 2.0 * self.privacy_.deviation(reach, 2) * self.bins_.count**0.5)
+        return Terms(
+            self.max_leaves, self.max_depth, self.reg_lambda, self.reg_alpha, self.gamma, least, self.min_samples_leaf
+        )  # fmt: skip
 
     def _concealing(self, objective: Objective, bins: Bins | None, features: int) -> Conceal:
         if bins is not None and len(bins.cuts) != features:
