@@ -18,6 +18,9 @@ from geomx.learn import (
     SVC,
     SVR,
     AdaRank,
+    Autoencoder,
+    FTMLClassifier,
+    FTRLClassifier,
     GBDTClassifier,
     GBDTRegressor,
     GBRank,
@@ -207,6 +210,7 @@ CHECKED = [
     RandomForestRegressor(5),
 ]
 CHECKED += [LogisticRegression(), SVC(), SVR(), KMeans(2), KNeighborsClassifier(1), KNeighborsRegressor(1)]
+CHECKED += [FTRLClassifier(epochs=5), FTMLClassifier(epochs=30), Autoencoder(2, hidden=4, epochs=2)]
 
 
 @pytest.mark.parametrize(

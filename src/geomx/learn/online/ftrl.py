@@ -2,6 +2,8 @@
 
     p = 1 / (1 + e^{-w x}),     g = (p - y) x,     w <- as `geomx.tables.rules.FTRL` says, for the features of a batch
 
+Of more than two classes, each has a column of weights, and p is softmax(w x).
+
 A batch's pushes are applied together, so the weights are one machine's, to rounding. What travels: of the features that
 a worker's part of a batch has, their numbers and weights down, sums of their gradients up; they tell which features
 there are, and of a feature that one row has, that row's label. Source: McMahan et al., KDD 2013.
@@ -14,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from scipy import sparse
-from scipy.special import expit
+from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -28,10 +30,10 @@ from geomx.tables.rules import FTRL
 class _Own:
     """A table of one machine."""
 
-    def __init__(self, rows: int, rule: FTRL) -> None:
+    def __init__(self, rows: int, columns: int, rule: FTRL) -> None:
         self._rule = rule
-        self._rows = torch.zeros(rows, 1)
-        self._state = {name: torch.full((rows, 1), begins) for name, begins in rule.state.items()}
+        self._rows = torch.zeros(rows, columns)
+        self._state = {name: torch.full((rows, columns), begins) for name, begins in rule.state.items()}
 
     def pull(self, keys: Any) -> torch.Tensor:
         return self._rows[torch.from_numpy(keys)]
@@ -49,7 +51,7 @@ class _Own:
 
 
 class FTRLClassifier(Probable, BaseEstimator):  # type: ignore[misc]
-    """Two classes. See the module's text.
+    """See the module's text.
 
     Args:
         alpha: The learning rate of each weight.
@@ -62,8 +64,9 @@ class FTRLClassifier(Probable, BaseEstimator):  # type: ignore[misc]
         table: The name of the run's table.
 
     Attributes:
-        classes_: The two labels, in order.
-        coef_: Of shape (1, features); `intercept_`: of shape (1,).
+        classes_: The labels, in order.
+        coef_: Of shape (1, features) of two classes, (classes, features) of more.
+        intercept_: Of shape (1,) or (classes,).
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class FTRLClassifier(Probable, BaseEstimator):  # type: ignore[misc]
 
         Raises:
             Disagreement: Workers have different numbers of features.
-            ValueError: There are not two classes, or what scikit-learn finds wrong with the rows.
+            ValueError: There is one class alone, or what scikit-learn finds wrong with the rows.
         """
         over = Over(run)
         x, labels = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr")
@@ -102,26 +105,26 @@ class FTRLClassifier(Probable, BaseEstimator):  # type: ignore[misc]
         features = x.shape[1]
         over.agree("numbers of features", features)
         self.classes_ = classes_of(over, labels)
-        if len(self.classes_) != 2:
-            kinds = ", ".join(map(repr, self.classes_.tolist()))
-            raise ValueError(f"needs 2 classes; found {len(self.classes_)} class(es): {kinds}")
+        if len(self.classes_) < 2:
+            raise ValueError(f"needs samples of at least 2 classes; found 1 class: {self.classes_[0]!r}")
+        outputs = 1 if len(self.classes_) == 2 else len(self.classes_)
         how = {"alpha": self.alpha, "beta": self.beta, "l1": self.l1, "l2": self.l2}
         rule = " ".join(["ftrl", *(f"{name}={value!r}" for name, value in how.items())])
-        table: Any = _Own(features + 1, FTRL(**how)) if run is None else None
+        table: Any = _Own(features + 1, outputs, FTRL(**how)) if run is None else None
         if run is not None:
-            table = run.table(self.table, features + 1, rule=rule)
+            table = run.table(self.table, features + 1, outputs, rule=rule)
         rows = sparse.hstack([sparse.csr_matrix(x), np.ones((x.shape[0], 1))], format="csr")
-        targets = (labels == self.classes_[1]).astype(np.float64)
+        targets = (labels[:, None] == self.classes_[-outputs:]).astype(np.float64)
         for batch in batches(run, x.shape[0], self.batch_size, self.epochs, self.random_state):
             some = rows[batch.rows]
             keys = np.unique(some.indices).astype(np.int64)
             own = some[:, keys]
-            chances = expit(own @ table.pull(keys)[:, 0].double().numpy())
-            gradients = own.T @ (chances - targets[batch.rows])
-            table.push(keys, torch.from_numpy(gradients).float()[:, None])
+            scores = own @ table.pull(keys).double().numpy()
+            chances = expit(scores) if outputs == 1 else softmax(scores, axis=1)
+            table.push(keys, torch.from_numpy(own.T @ (chances - targets[batch.rows])).float())
         table.sync()
-        weights = table.pull(np.arange(features + 1))[:, 0].double().numpy()
-        self.coef_, self.intercept_ = weights[None, :-1], weights[-1:]
+        weights = table.pull(np.arange(features + 1)).double().numpy().T
+        self.coef_, self.intercept_ = weights[:, :-1], weights[:, -1]
         return self
 
     def _scores(self, X: Any) -> Floats:  # noqa: N803
@@ -129,3 +132,8 @@ class FTRLClassifier(Probable, BaseEstimator):  # type: ignore[misc]
         x = validate_data(self, X, dtype=np.float64, accept_sparse="csr", reset=False)
         scores: Floats = x @ self.coef_.T + self.intercept_
         return scores
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags

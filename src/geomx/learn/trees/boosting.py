@@ -34,6 +34,8 @@ from geomx.learn.trees.objectives.softmax import Softmax
 from geomx.learn.trees.objectives.squared import Squared
 from geomx.train.calls.run_calls import RunCalls
 
+DEEPEST = 1 << 30
+
 
 class Boosted(BaseEstimator):  # type: ignore[misc]
     """Trees that are added up.
@@ -42,7 +44,7 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
         n_estimators: How many rounds; each makes a tree for every output.
         learning_rate: How much of each step is taken.
         max_leaves: Of a tree, at most.
-        max_depth: Of a tree, at most.
+        max_depth: Of a tree, at most; None: as deep as leaves allow.
         min_child_weight: The sum of second derivatives of a leaf, at least; with noise more.
         min_samples_leaf: Rows of a leaf, at least; see `Terms.least_rows`.
         max_bins: How many codes a feature has, at most 255.
@@ -57,6 +59,7 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
     """
 
     reg_lambda, reg_alpha, gamma = 0.0, 0.0, 0.0
+    _leafwise = True
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
         *,
         learning_rate: float = 0.1,
         max_leaves: int = 31,
-        max_depth: int = 6,
+        max_depth: int | None = None,
         min_child_weight: float = 1e-3,
         min_samples_leaf: int = 20,
         max_bins: int = 255,
@@ -110,8 +113,10 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
         if self.noise and objective.bounds is not None:
             reach = reach_of(len(self.bins_.cuts)) * objective.bounds[0]
             least = max(least, 2.0 * self.privacy_.deviation(reach, 2) * self.bins_.count**0.5)
+        depth = DEEPEST if self.max_depth is None else self.max_depth
         return Terms(
-            self.max_leaves, self.max_depth, self.reg_lambda, self.reg_alpha, self.gamma, least, self.min_samples_leaf
+            self.max_leaves, depth, self.reg_lambda, self.reg_alpha, self.gamma, least, self.min_samples_leaf,
+            self._leafwise,
         )  # fmt: skip
 
     def _concealing(self, objective: Objective, bins: Bins | None, features: int) -> Conceal:
@@ -207,7 +212,7 @@ class GBDTClassifier(Probable, Boosted):
 
 
 class _Regularized(Boosted):
-    """XGBoost's terms.
+    """XGBoost's terms, and trees that grow level by level.
 
     Args:
         n_estimators: As of `Boosted`, and so are the others.
@@ -216,13 +221,15 @@ class _Regularized(Boosted):
         gamma: What a cut has to gain.
     """
 
+    _leafwise = False
+
     def __init__(
         self,
         n_estimators: int = 100,
         *,
         learning_rate: float = 0.3,
         max_leaves: int = 64,
-        max_depth: int = 6,
+        max_depth: int | None = 6,
         min_child_weight: float = 1.0,
         min_samples_leaf: int = 0,
         max_bins: int = 255,

@@ -1,14 +1,15 @@
-"""Grows trees, level by level, from histograms that are added up over all workers.
+"""Grows trees from histograms that are added up over all workers: level by level, or always the best leaf.
 
     gain = score(left) + score(right) - score(node) - gamma,     score = sum_k T(G_k)^2 / (H + lambda)
     T(G) = sign(G) max(0, |G| - alpha),     a leaf's value = -T(G) / (H + lambda)
 
 Of two children the histogram of the lighter one is made, and the other's is the rest of their parent's. Where a node
 is cut by some drawn features, both are made, of these alone. Nodes that no cut can follow have none: their sums are
-their parents'. Rows without a value go where the gain is larger. What travels: once a level, for all trees that grow
-at once, sums of gradients by feature and code of these nodes, features x codes x (outputs + 1) whole numbers; they tell
-sums over a worker's rows of a leaf and code, of a single row where there is one alone. Sources: Chen and Guestrin, KDD
-2016; Ke et al., NIPS 2017.
+their parents'. Rows without a value go where the gain is larger. Where always the best leaf is cut, one call is for
+all leaves that are likely to be: the tree is the same, and fewer calls make it. What travels: in each call, for all
+trees that grow at once, sums of gradients by feature and code of such nodes, features x codes x (outputs + 1) whole
+numbers; they tell sums over a worker's rows of a leaf and code, of a single row where there is one alone. Sources: Chen
+and Guestrin, KDD 2016; Ke et al., NIPS 2017.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from geomx.learn.trees.bins import Bins
 from geomx.learn.trees.loops import Codes, Cut, Rows, Terms, Whole, best_cut, histograms, parted, soft
 
 LEAF = -1
+LIKELY = 0.25  # to be cut: what gains this share of the most
 Chooses = Callable[[int], Ints]  # of a node, by number: the features that it may be cut by
 Conceal = Callable[[list[Ints]], list[Ints]]  # of histograms of one tree that leave together
 
@@ -113,21 +115,23 @@ def grow(
     return [(each.tree(), each.leaf_of()) for each in growing]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Node:
-    """A leaf so far. `sums`: its histogram over all workers, of the features in `by` if these are chosen.
+    """`count`: about how many rows all have in it, `total`: the sums over these, [channels].
 
-    `count`: about how many rows all have in it, `total`: the sums over these, [channels].
+    `sums`: its histogram over all workers, of the features in `by` if these are chosen. `number`: in the tree, once it
+    is there. `halves`: what it is cut into, which may be known before the tree has it.
     """
 
-    number: int
     depth: int
     rows: Rows
     count: float
     total: Ints
+    number: int = -1
     by: Ints | None = None
     sums: Ints | None = None
     best: Cut | None = None
+    halves: tuple[_Node, _Node] | None = None
 
 
 @dataclass
@@ -146,22 +150,21 @@ class _Growing:
         self, planted: Planted, codes: Codes, bins: Bins, units: Floats, terms: Terms, rows: int
     ) -> None:
         self._values, self._chooses = planted.values, planted.chooses
-        self._codes, self._bins, self._units, self._terms, self._all_rows = codes, bins, units, terms, rows
+        self._codes, self._bins, self._units, self._terms = codes, bins, units, terms
         self._places = np.array([len(cuts) + 1 for cuts in bins.cuts], np.int64)
-        self._nodes: list[_Node] = []
-        self._cuts: dict[int, tuple[Cut, int]] = {}  # by node: its cut, and its left child
+        everything, total = np.arange(len(codes), dtype=np.int32), np.zeros(len(units), np.int64)
+        self._nodes: list[_Node] = []  # of the tree, by number
+        self._open: list[_Node] = []  # its leaves that may be cut
+        self._cuts = 0
+        self._add(_Node(0, everything, float(rows), total))
         self._asked: list[_Asked] = []
-        self._frontier: list[_Node] = []
 
     def roots(self) -> list[Ints]:
         """The histogram of all of this worker's rows."""
-        everything = np.arange(len(self._codes), dtype=np.int32)
-        total = np.zeros(len(self._units), np.int64)  # until it is known
-        return self._ask([_Asked(self._add(0, everything, float(self._all_rows), total))])
+        return self._ask([_Asked(self._nodes[0])])
 
     def take(self, sums: Sequence[Ints]) -> None:
         """Those that were asked for, over all workers: find the best cut of each node."""
-        self._frontier = []
         for found, asked in zip(sums, self._asked, strict=True):
             node, other = asked.node, asked.other
             node.sums = found
@@ -169,30 +172,45 @@ class _Growing:
                 node.total = found[0].sum(0)
             if other is not None and asked.whole is not None:
                 other.sums = asked.whole - found
-            self._frontier += [each for each in (node, other) if each is not None and self._may_be_cut(each)]
-        for node in self._frontier:
-            assert node.sums is not None
-            places = self._places if node.by is None else self._places[node.by]
-            node.best = best_cut(node.sums, places, self._units, self._terms, node.count)
+            for each in (node, other):
+                if each is not None and self._may_be_cut(each) and each.sums is not None:
+                    places = self._places if each.by is None else self._places[each.by]
+                    each.best = best_cut(each.sums, places, self._units, self._terms, each.count)
 
     def cut(self) -> list[Ints]:
-        """Cut those that gain most, as long as there may be more leaves: what is to be added up for their children."""
-        room = self._terms.leaves - (len(self._nodes) - len(self._cuts))
-        can = [(node.best.gain, node) for node in self._frontier if node.best is not None]
-        can = sorted(can, key=lambda each: (-each[0], each[1].number))[: max(0, room)]
-        asked = list[_Asked]()
-        is_full = room <= len(can)
-        for _, node in sorted(can, key=lambda each: each[1].number):
-            left, right = self._halved(node)
-            wanted = [] if is_full else [child for child in (left, right) if self._may_be_cut(child)]
-            if self._chooses is not None:
-                asked += map(_Asked, wanted)
-            elif wanted:
-                light, heavy = (left, right) if left.total[-1] <= right.total[-1] else (right, left)
-                asked.append(_Asked(light, heavy, node.sums))
-            node.sums, node.rows = None, node.rows[:0]
-        self._frontier = []
-        return self._ask(asked)
+        """Cut leaves: what is to be added up for their children; nothing: the tree has grown."""
+        return self._ask(self._cut_best() if self._terms.leafwise else self._cut_level())
+
+    def _cut_level(self) -> list[_Asked]:
+        """All leaves are cut, those that gain most first, as long as there may be more."""
+        room = self._terms.leaves - self._leaves
+        can = sorted((node for node in self._open if node.best), key=_first)[: max(0, room)]
+        asked = []
+        self._open = []
+        for node in sorted(can, key=lambda node: node.number):
+            asked += self._halve(node, asks=room > len(can))
+            self._put(node)
+        return asked
+
+    def _cut_best(self) -> list[_Asked]:
+        """Always the leaf that gains most is cut. Others are halved beforehand if they are likely to be."""
+        while True:
+            likely = sorted((node for node in self._open if node.best), key=_first)
+            room = self._terms.leaves - self._leaves
+            while room > 0 and likely and (likely[0].halves or room == 1):
+                if not likely[0].halves:
+                    self._halve(likely[0], asks=False)
+                self._put(likely[0])
+                likely = sorted((node for node in self._open if node.best), key=_first)
+                room -= 1
+            if room <= 0 or not likely:
+                return []
+            least = LIKELY * _gain(likely[0])
+            asked = []
+            for node in [node for node in likely[:room] if not node.halves and _gain(node) >= least]:
+                asked += self._halve(node, asks=True)
+            if asked:
+                return asked
 
     def _ask(self, asked: list[_Asked]) -> list[Ints]:
         self._asked = asked
@@ -206,27 +224,43 @@ class _Growing:
             found.append(histograms(codes, values, rows, self._bins.count))
         return found
 
-    def _halved(self, node: _Node) -> tuple[_Node, _Node]:
-        """Make two leaves of one."""
+    def _halve(self, node: _Node, asks: bool) -> list[_Asked]:
+        """Make two nodes of one, and ask for what tells their cuts."""
         assert node.best is not None
         assert node.sums is not None
         cut, own = node.best, node.sums[node.best.feature]
-        left = own[: cut.code + 1].sum(0) + (own[-1] if cut.missing_left else 0)
+        sums = own[: cut.code + 1].sum(0) + (own[-1] if cut.missing_left else 0)
         feature = cut.feature if node.by is None else int(node.by[cut.feature])
-        self._cuts[node.number] = cut._replace(feature=feature), len(self._nodes)
+        node.best = cut._replace(feature=feature)
         rows = parted(self._codes, feature, cut, self._bins.missing, node.rows)
-        share = float(left[-1]) / max(float(node.total[-1]), 1.0)
-        counts = share * node.count, (1.0 - share) * node.count
-        first, second = (
-            self._add(node.depth + 1, *each)
-            for each in zip(rows, counts, (left, node.total - left), strict=True)
-        )
-        return first, second
+        share = float(sums[-1]) / max(float(node.total[-1]), 1.0)
+        left = _Node(node.depth + 1, rows[0], share * node.count, sums)
+        right = _Node(node.depth + 1, rows[1], (1.0 - share) * node.count, node.total - sums)
+        node.halves, whole, node.sums = (left, right), node.sums, None
+        wanted = [child for child in node.halves if asks and self._may_be_cut(child)]
+        if self._chooses is not None or not wanted:
+            return [_Asked(child) for child in wanted]
+        light, heavy = (left, right) if left.total[-1] <= right.total[-1] else (right, left)
+        return [_Asked(light, heavy, whole)]
 
-    def _add(self, depth: int, rows: Rows, count: float, total: Ints) -> _Node:
-        node = _Node(len(self._nodes), depth, rows, count, total)
+    def _put(self, node: _Node) -> None:
+        """A leaf is a leaf no more, its halves are."""
+        assert node.halves is not None
+        if node in self._open:
+            self._open.remove(node)
+        for half in node.halves:
+            self._add(half)
+        node.rows = node.rows[:0]
+        self._cuts += 1
+
+    def _add(self, node: _Node) -> None:
+        node.number = len(self._nodes)
         self._nodes.append(node)
-        return node
+        self._open.append(node)
+
+    @property
+    def _leaves(self) -> int:
+        return len(self._nodes) - self._cuts
 
     def _may_be_cut(self, node: _Node) -> bool:
         terms, weight = self._terms, float(node.total[-1] * self._units[-1])
@@ -238,8 +272,7 @@ class _Growing:
         """Of each of this worker's rows."""
         found = np.zeros(len(self._codes), np.int64)
         for node in self._nodes:
-            if node.number not in self._cuts:
-                found[node.rows] = node.number
+            found[node.rows] = node.number
         return found
 
     def tree(self) -> Tree:
@@ -249,7 +282,11 @@ class _Growing:
             np.full(count, LEAF), np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64),
             np.zeros(count, np.int64), np.zeros((count, len(self._units) - 1)), np.zeros(count),
         )  # fmt: skip
-        for number, (cut, left) in self._cuts.items():
+        inner = [node for node in self._nodes if node.halves is not None and node.halves[0].number > 0]
+        for node in inner:
+            assert node.best is not None
+            assert node.halves is not None
+            number, cut, left = node.number, node.best, node.halves[0].number
             cuts = self._bins.cuts[cut.feature]
             made.feature[number], made.code[number], made.left[number] = cut.feature, cut.code, left
             made.missing_left[number], made.gain[number] = int(cut.missing_left), cut.gain
@@ -260,3 +297,12 @@ class _Growing:
             shrunk = max(float(total[-1]) + self._terms.shrinks, 1e-300)
             made.value[node.number] = -soft(total[:-1], self._terms.sparse) / shrunk
         return made
+
+
+def _gain(node: _Node) -> float:
+    return node.best.gain if node.best is not None else 0.0
+
+
+def _first(node: _Node) -> tuple[float, int]:
+    """What gains most comes first."""
+    return -_gain(node), node.number

@@ -39,6 +39,7 @@ class Terms:
         least_gain: gamma.
         least_weight: H of a child, at least.
         least_rows: Rows of a child, at least; in proportion to H, as if the rows of a node weighed alike.
+        leafwise: Always the leaf that gains most is cut; else level by level.
     """
 
     leaves: int = 31
@@ -48,6 +49,7 @@ class Terms:
     least_gain: float = 0.0
     least_weight: float = 1e-3
     least_rows: float = 0.0
+    leafwise: bool = False
 
 
 class Cut(NamedTuple):
