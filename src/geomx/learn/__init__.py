@@ -25,6 +25,7 @@ from geomx.learn.networks.ranknet import RankNet
 from geomx.learn.networks.rnn import RNNClassifier
 from geomx.learn.online.ftml import FTML, FTMLClassifier
 from geomx.learn.online.ftrl import FTRLClassifier
+from geomx.learn.scaling import StandardScaler
 from geomx.learn.trees.bins import Bins
 from geomx.learn.trees.boosting import (
     GBDTClassifier,
@@ -68,6 +69,7 @@ __all__ = [
     "RankBoost",
     "RankNet",
     "RankSVM",
+    "StandardScaler",
     "XGBClassifier",
     "XGBRegressor",
     "save_lightgbm",

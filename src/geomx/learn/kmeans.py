@@ -25,7 +25,7 @@ from geomx.learn.over import Floats, Ints, Over, uniform
 from geomx.learn.privacy import Noise
 from geomx.train.calls.run_calls import RunCalls
 
-ROUNDS = 5
+ROUNDS, MOST_ROUNDS = 5, 50
 FIRST = 0  # stream of random numbers
 TRIES = 10  # of reducing the candidates, of which the best counts
 
@@ -37,7 +37,7 @@ class KMeans(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore[mis
         n_clusters: k.
         init: "k-means||", or centres of shape (k, features).
         max_iter: At most so many iterations.
-        tol: It ends where no centre moves further than this, beside the features' standard deviation.
+        tol: It ends where centres move by squares that add up to this share of the features' mean variance, or less.
         random_state: The seed, the same on all workers.
         noise: Of sums and counts before they leave a worker, beside what one row moves; see `privacy.py`. It needs
             centres as `init`. 0: none.
@@ -92,17 +92,20 @@ class KMeans(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore[mis
                     f"init={self.init!r} with noise: give centres, since k-means|| shows some rows"
                 )
             self.privacy_ = Noise(self.noise)
-        centres = self._seeded(over, x, first, rows)
-        self.n_iter_, enough = self.max_iter, -1.0
+        mean, enough = np.zeros(x.shape[1]), -1.0
         if not self.noise:
-            sums, squares = over.total(x.sum(0), (x * x).sum(0))
-            enough = self.tol * float((squares / rows - (sums / rows) ** 2).mean())
-        for iteration in range(self.max_iter):
-            centres, moved = self._step(over, x, centres)
-            if moved <= enough:
-                self.n_iter_ = iteration + 1
+            mean = over.total(x.sum(0))[0] / rows
+            x = x - mean  # squares of small numbers are exact where those of large ones are not
+            enough = self.tol * float((over.total((x * x).sum(0))[0] / rows).mean())
+        centres, is_still = self._seeded(over, x, first, rows, mean), False
+        for iteration in range(self.max_iter + 1):
+            self.n_iter_ = iteration
+            there, ends = self._step(over, x, centres, is_still or iteration == self.max_iter)
+            if ends:
                 break
-        self.cluster_centers_ = centres
+            is_still = bool(((there - centres) ** 2).sum() <= enough)
+            centres = there
+        self.cluster_centers_ = centres + mean
         self.labels_, distances = pairwise_distances_argmin_min(x, centres, metric="sqeuclidean")
         own = np.atleast_1d(distances.sum())
         self.inertia_ = float(own[0] if self.noise else over.total(own)[0][0])
@@ -122,8 +125,10 @@ class KMeans(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore[mis
         found: Floats = euclidean_distances(x, self.cluster_centers_)
         return found
 
-    def _step(self, over: Over, x: Floats, centres: Floats) -> tuple[Floats, float]:
-        """The next centres, and the sum of squares by which they have moved. One without rows stays."""
+    def _step(self, over: Over, x: Floats, centres: Floats, is_still: bool) -> tuple[Floats, bool]:
+        """The next centres, and whether the first worker has found that they move no more. One without rows stays."""
+        if self.noise and is_still:
+            return centres, True
         labels = pairwise_distances_argmin_min(x, centres, metric="sqeuclidean")[0]
         sums = np.zeros_like(centres)
         if self.noise:
@@ -132,22 +137,28 @@ class KMeans(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore[mis
         counts = np.bincount(labels, minlength=len(centres)).astype(np.float64)
         if self.noise:
             sums, counts = self.privacy_.release((sums, 2.0 * self.clip), (counts, 2.0**0.5))
-        sums, counts = over.total(sums, counts)
+        sums, counts, ends = over.total(sums, counts, np.array([int(is_still and over.is_first)]))
         there = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1.0)[:, None], centres)
-        return there, float(((there - centres) ** 2).sum())
+        if self.noise:  # where all rows are, too
+            there *= np.minimum(
+                1.0, self.clip / np.maximum(np.linalg.norm(there, axis=1, keepdims=True), 1e-300)
+            )
+        return there, bool(ends[0])
 
-    def _seeded(self, over: Over, x: Floats, first: int, rows: int) -> Floats:
+    def _seeded(self, over: Over, x: Floats, first: int, rows: int, mean: Floats) -> Floats:
         if not isinstance(self.init, str):
             given = np.asarray(self.init, np.float64)
             if given.shape != (self.n_clusters, x.shape[1]):
                 raise ValueError(f"init of shape {given.shape}; expected {(self.n_clusters, x.shape[1])}")
-            return given
+            return given - mean
         if self.init != "k-means||":
             raise ValueError(f"init={self.init!r}: 'k-means||', or centres")
         numbers = np.arange(first, first + len(x), dtype=np.int64)
         start = int(uniform(np.zeros(1, np.int64), self.random_state, FIRST)[0] * rows)
         candidates = over.joined(x[numbers == start])
-        for turn in range(1, ROUNDS + 1):
+        for turn in range(1, MOST_ROUNDS):
+            if turn > ROUNDS and len(candidates) > self.n_clusters:
+                break
             distances = pairwise_distances_argmin_min(x, candidates, metric="sqeuclidean")[1]
             everything = float(over.total(np.atleast_1d(distances.sum()))[0][0])
             if everything == 0.0:

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from geomx.learn.over import Floats, Over, classes_of
 from geomx.train.calls.run_calls import RunCalls
 
-QUERIES_AT_ONCE = 1024
+DISTANCES_AT_ONCE = 1 << 24
 
 
 class _Neighbors(BaseEstimator):  # type: ignore[misc]
@@ -40,18 +40,23 @@ class _Neighbors(BaseEstimator):  # type: ignore[misc]
         _, self.n_samples_fit_ = over.place(len(x))
         if self.n_samples_fit_ < self.n_neighbors:
             raise ValueError(f"n_neighbors={self.n_neighbors} of {self.n_samples_fit_} rows")
-        self._over, self._x = over, x
+        self._mean = over.total(x.sum(0))[0] / self.n_samples_fit_
+        self._over, self._x = (
+            over,
+            x - self._mean,
+        )  # distances of small numbers are exact where large ones' are not
         return over, targets
 
     def _nearest(self, X: Any) -> tuple[Floats, npt.NDArray[Any]]:  # noqa: N803
         """Of this worker's queries: distances and targets of shape (queries, k), the nearest first."""
         check_is_fitted(self)
-        own = validate_data(self, X, dtype=np.float64, reset=False, ensure_min_samples=0)
+        own = validate_data(self, X, dtype=np.float64, reset=False, ensure_min_samples=0) - self._mean
         first, _ = self._over.place(len(own))
         queries = self._over.joined(own)
         distances, targets = [], []
-        for start in range(0, len(queries), QUERIES_AT_ONCE):
-            found = self._of_mine(queries[start : start + QUERIES_AT_ONCE])
+        each = max(1, DISTANCES_AT_ONCE // max(1, len(self._x)))
+        for start in range(0, len(queries), each):
+            found = self._of_mine(queries[start : start + each])
             distances.append(found[0])
             targets.append(found[1])
         # Of every worker the same queries: joined, a worker's answers lie behind the other's.

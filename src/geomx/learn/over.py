@@ -28,22 +28,21 @@ Ints = npt.NDArray[np.int64]
 
 
 class Over:
-    """The workers of a run, or one machine.
+    """The workers of a run, or one machine. What they decide by has to be the same bits on all: sums, or the first's.
 
     Attributes:
-        bytes_sent: What this worker has given to be added up or told so far, in bytes.
+        is_first: Whether this is the run's first worker.
     """
 
     def __init__(self, run: Any, goes_on: bool = False) -> None:
         """`run`: of `geomx.join()`, or None; `goes_on`: with the rows that are left where a worker is lost."""
         self._run, self._goes_on = run, goes_on
         self._taking_part = 0  # workers; 0: it is not known yet
-        self.bytes_sent = 0
+        self.is_first: bool = run is None or run.is_first
 
     def total(self, *arrays: Any) -> list[Any]:
         """The sums of these arrays over all workers, which give arrays of the same shapes."""
         given = [np.asarray(each) for each in arrays]
-        self.bytes_sent += sum(each.nbytes for each in given)
         if self._run is None:
             return given
         found: list[Any] = self._run.reduce([*given, np.ones(1, np.int64)], "sum")
@@ -60,7 +59,6 @@ class Over:
 
     def joined(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The rows of all workers, in the order of the run."""
-        self.bytes_sent += rows.nbytes
         if self._run is None:
             return rows
         found: dict[str, Any] = self._run.gather(rows)

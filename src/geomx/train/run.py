@@ -409,7 +409,7 @@ class LiveRun(RunCalls):
     def _is_first(self) -> bool:
         return self.is_first
 
-    def _has_table(self, name: str) -> bool:
+    def has_table(self, name: str) -> bool:
         return any(table.name == name for table in self._tables)
 
     def _opened(self, table: Table) -> Table:

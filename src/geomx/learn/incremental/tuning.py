@@ -9,6 +9,7 @@ All begin with the first worker's network, so the others need not have it traine
 from __future__ import annotations
 
 import copy
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 from geomx.learn.networks.classifier import NetworkClassifier
 
 
+@dataclass(eq=False, repr=False)
 class FineTunedClassifier(NetworkClassifier):
     """See the module's text, and `NetworkClassifier`.
 
@@ -27,23 +29,12 @@ class FineTunedClassifier(NetworkClassifier):
         epochs: As of `Network`, and so are the others.
     """
 
-    def __init__(
-        self,
-        trunk: nn.Module,
-        shape: tuple[int, ...] | None = None,
-        *,
-        slower: float = 0.3,
-        epochs: int = 10,
-        batch_size: int = 64,
-        learning_rate: float = 3e-3,
-        random_state: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(
-            epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, random_state=random_state,
-            device=device,
-        )  # fmt: skip
-        self.trunk, self.shape, self.slower = trunk, shape, slower
+    trunk: nn.Module
+    shape: tuple[int, ...] | None = None
+    _: KW_ONLY
+    slower: float = 0.3
+    epochs: int = 10
+    learning_rate: float = 3e-3
 
     def _module(self, features: int, outputs: int) -> nn.Module:
         trunk = copy.deepcopy(self.trunk).to("cpu").requires_grad_(requires_grad=True)

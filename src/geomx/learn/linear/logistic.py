@@ -29,7 +29,7 @@ class LogisticRegression(Probable, Linear):
     Args:
         C: How much rows count beside the weights' size; greater than 0.
         fit_intercept: Whether classes have an intercept.
-        tol: It ends where no element of the gradient is larger.
+        tol: It ends where no element of the gradient is larger, as a share of the largest at first.
         max_iter: At most so many steps.
 
     Attributes:
@@ -44,7 +44,7 @@ class LogisticRegression(Probable, Linear):
         C: float = 1.0,  # noqa: N803
         *,
         fit_intercept: bool = True,
-        tol: float = 1e-10,
+        tol: float = 1e-12,
         max_iter: int = 100,
     ) -> None:
         self.C, self.fit_intercept, self.tol, self.max_iter = C, fit_intercept, tol, max_iter

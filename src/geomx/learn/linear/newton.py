@@ -1,19 +1,22 @@
-"""Newton's method on a sum over rows: what all workers' rows give is added up, and each takes the same step.
+"""Newton's method on a sum over rows: what all workers' rows give is added up, and the first worker chooses the steps.
 
     w  <-  w - t H^-1 g,     g = R w + sum_i g_i(w),     H = R + sum_i H_i(w),     t = 1, 1/2, 1/4, ... as Armijo says
 
 H only steers, so it travels in float32, one triangle of it, and is kept as long as g falls to a tenth with each step;
-the minimum is where g is 0, in float64. What travels, up and down: the value and g, 1 + d numbers of 8 bytes for each
-point that is tried; H, d (d + 1) / 2 numbers of 4 bytes, in some steps. They tell sums over all rows of a worker and no
-row by itself, where it has more than d of them. Sources: Nocedal and Wright, Numerical Optimization (2006), chapter 3;
-for piecewise quadratic losses Mangasarian, Optim. Methods Softw. 17 (2002).
+the minimum is where g is 0, in float64. Linear algebra rounds differently on different processors: so the first worker
+tells the others each point, and they have its bits. What travels: d numbers of 8 bytes down for each point that is
+tried; the value and g of it, 1 + d numbers up and down; H, d (d + 1) / 2 numbers of 4 bytes, in some steps. They tell
+sums over all rows of a worker and no row by itself, where it has more than d of them. Sources: Nocedal and Wright,
+Numerical Optimization (2006), chapter 3; for piecewise quadratic losses Mangasarian, Optim. Methods Softw. 17 (2002).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
 
 from geomx.learn.over import Floats, Over
 
@@ -22,7 +25,8 @@ Sums = Callable[[Floats], tuple[float, Floats, Curve]]
 ENOUGH = 1e-4  # of the fall that the slope promises
 FALLS = 0.1  # g, in each step with the same H
 HALVES = 0.5  # g, where values are too near to each other to tell
-MOST_HALVES = 30
+MOST_HALVES = 10
+DONE, TRY, CURVE = 0.0, 1.0, 2.0  # what the first worker asks for
 
 
 def minimize(
@@ -35,53 +39,99 @@ def minimize(
         sums: Of w: the value and the gradient of this worker's rows, and what gives their Hessian.
         ridge: R, of shape (parameters, parameters); with what the rows say it determines all parameters.
         start: Where to begin, of shape (parameters,).
-        tolerance: It ends where no element of the gradient is larger, or no step falls any more.
-        iterations: At most so many.
+        tolerance: It ends where no element of the gradient is larger than this share of the largest at first, or of 1;
+            or no step falls any more.
+        iterations: At most so many; scikit-learn's `ConvergenceWarning` tells where they were too few.
 
     Returns:
-        The parameters, and how many steps were taken.
+        The parameters, the same bits on all workers, and how many steps were taken.
     """
+    asks = _Asks(over, sums, ridge)
+    w, steps, is_found = _led(asks, start, tolerance, iterations) if over.is_first else asks.follow(start)
+    if not is_found:
+        warnings.warn(f"{steps} steps: raise max_iter, or scale features", ConvergenceWarning, stacklevel=3)
+    return w, steps
 
-    def tried(w: Floats) -> tuple[float, Floats, Curve]:
-        own, slope, curve = sums(w)
-        value, gradient = over.total(np.atleast_1d(own), slope)
-        shrinks = ridge @ w
-        return float(value[0]) + 0.5 * float(w @ shrinks), gradient + shrinks, curve
 
+def _led(asks: _Asks, start: Floats, tolerance: float, iterations: int) -> tuple[Floats, int, bool]:
     w, before = start, np.inf
     hessian: Floats | None = None
-    value, gradient, curve = tried(w)
+    value, gradient = asks.tried(w)
+    enough = tolerance * max(1.0, float(np.abs(gradient).max(initial=0.0)))
     for iteration in range(iterations):
         size = float(np.abs(gradient).max(initial=0.0))
-        if size <= tolerance:
-            return w, iteration
+        if size <= enough:
+            return asks.done(w, iteration, is_found=True)
         is_fresh = False
         if hessian is None or size > FALLS * before:
-            hessian, is_fresh = _of_all(over, curve()) + ridge, True
+            hessian, is_fresh = asks.curve(), True
         before, length = size, 1.0
         step = np.linalg.solve(hessian, gradient)
         slope = float(gradient @ step)
         for _ in range(MOST_HALVES):
             there = w - length * step
-            value_there, gradient_there, curve_there = tried(there)
-            if value_there <= value - ENOUGH * length * slope:
-                break
-            if float(np.abs(gradient_there).max()) <= HALVES * size:
+            value_there, gradient_there = asks.tried(there)
+            falls = value_there <= value - ENOUGH * length * slope
+            if falls or float(np.abs(gradient_there).max()) <= HALVES * size:
                 break
             length /= 2
         else:
-            if is_fresh:
-                return w, iteration
+            if is_fresh:  # nothing falls any more: values are as exact as they can be
+                return asks.done(w, iteration, is_found=True)
             hessian = None
+            asks.tried(w)  # where the next curve is to be
             continue
-        w, value, gradient, curve = there, value_there, gradient_there, curve_there
-    return w, iterations
+        if is_fresh and value_there == value and size <= float(np.abs(gradient_there).max()):
+            return asks.done(w, iteration, is_found=True)
+        w, value, gradient = there, value_there, gradient_there
+    return asks.done(w, iterations, is_found=False)
 
 
-def _of_all(over: Over, own: Floats) -> Floats:
-    """The sum of symmetric matrices."""
-    triangle = np.triu_indices(len(own))
-    (upper,) = over.total(own[triangle].astype(np.float32))
-    found = np.zeros(own.shape)
-    found[triangle] = upper
-    return found + np.triu(found, 1).T
+class _Asks:
+    """What the first worker asks of all, and what the others do with it."""
+
+    def __init__(self, over: Over, sums: Sums, ridge: Floats) -> None:
+        self._over, self._sums, self._ridge = over, sums, ridge
+        self._curve: Curve
+
+    def tried(self, w: Floats) -> tuple[float, Floats]:
+        """The value and the gradient at a point."""
+        self._over.firsts(np.concatenate([[TRY], w]))
+        value, gradient = self._all(w)
+        shrinks = self._ridge @ w
+        return float(value[0]) + 0.5 * float(w @ shrinks), gradient + shrinks
+
+    def curve(self) -> Floats:
+        """The Hessian at the point that was tried last."""
+        self._over.firsts(np.concatenate([[CURVE], np.zeros(len(self._ridge))]))
+        return self._curved() + self._ridge
+
+    def done(self, w: Floats, steps: int, is_found: bool) -> tuple[Floats, int, bool]:
+        self._over.firsts(np.concatenate([[DONE], w]))
+        self._over.firsts(np.array([float(steps), float(is_found)]))
+        return w, steps, is_found
+
+    def follow(self, start: Floats) -> tuple[Floats, int, bool]:
+        """Do what the first worker asks for."""
+        while True:
+            told = self._over.firsts(np.concatenate([[DONE], np.zeros(len(start))]))
+            if told[0] == TRY:
+                self._all(told[1:])
+            elif told[0] == CURVE:
+                self._curved()
+            else:
+                steps, is_found = self._over.firsts(np.zeros(2))
+                return told[1:], int(steps), bool(is_found)
+
+    def _all(self, w: Floats) -> list[Floats]:
+        own, slope, self._curve = self._sums(w)
+        found: list[Floats] = self._over.total(np.atleast_1d(own), slope)
+        return found
+
+    def _curved(self) -> Floats:
+        own = self._curve()
+        triangle = np.triu_indices(len(own))
+        (upper,) = self._over.total(own[triangle].astype(np.float32))
+        found = np.zeros(own.shape)
+        found[triangle] = upper
+        return found + np.triu(found, 1).T

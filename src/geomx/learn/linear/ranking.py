@@ -26,7 +26,7 @@ class RankSVM(Linear):
 
     Args:
         C: How much pairs count beside the weights' size.
-        tol: It ends where no element of the gradient is larger.
+        tol: It ends where no element of the gradient is larger, as a share of the largest at first.
         max_iter: At most so many steps.
 
     Attributes:
@@ -36,7 +36,7 @@ class RankSVM(Linear):
 
     fit_intercept = False
 
-    def __init__(self, C: float = 1.0, *, tol: float = 1e-10, max_iter: int = 100) -> None:  # noqa: N803
+    def __init__(self, C: float = 1.0, *, tol: float = 1e-12, max_iter: int = 100) -> None:  # noqa: N803
         self.C, self.tol, self.max_iter = C, tol, max_iter
 
     def fit(self, X: Any, y: Any, groups: Any, run: RunCalls | None = None) -> Self:  # noqa: N803

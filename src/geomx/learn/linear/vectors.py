@@ -11,6 +11,7 @@ Computation 19 (2007); Rahimi and Recht, NIPS 2007.
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -66,6 +67,7 @@ class _Vectors(Linear):
         return minimize(over, sums, np.eye(size), np.zeros(size), self.tol, self.max_iter)
 
 
+@dataclass(eq=False, repr=False)
 class SVC(Scored, _Vectors):
     """See the module's text.
 
@@ -76,7 +78,7 @@ class SVC(Scored, _Vectors):
         components: How many random features.
         fit_intercept: Whether there is a feature that is 1.
         random_state: The seed of the features, the same on all workers.
-        tol: It ends where no element of the gradient is larger.
+        tol: It ends where no element of the gradient is larger, as a share of the largest at first.
         max_iter: At most so many steps of each class.
 
     Attributes:
@@ -86,25 +88,15 @@ class SVC(Scored, _Vectors):
         n_iter_: How many steps were taken, of the class that took most.
     """
 
-    def __init__(
-        self,
-        C: float = 1.0,  # noqa: N803
-        *,
-        kernel: Kernel = "linear",
-        gamma: float = 1.0,
-        components: int = 500,
-        fit_intercept: bool = True,
-        random_state: int = 0,
-        tol: float = 1e-10,
-        max_iter: int = 100,
-    ) -> None:
-        self.C, self.kernel, self.gamma, self.components = C, kernel, gamma, components
-        self.fit_intercept, self.random_state, self.tol, self.max_iter = (
-            fit_intercept,
-            random_state,
-            tol,
-            max_iter,
-        )
+    C: float = 1.0
+    _: KW_ONLY
+    kernel: Kernel = "linear"
+    gamma: float = 1.0
+    components: int = 500
+    fit_intercept: bool = True
+    random_state: int = 0
+    tol: float = 1e-12
+    max_iter: int = 100
 
     def fit(self, X: Any, y: Any, run: RunCalls | None = None) -> Self:  # noqa: N803
         """Train on the rows of all workers; see `LogisticRegression.fit`."""
@@ -125,6 +117,7 @@ class SVC(Scored, _Vectors):
         return self
 
 
+@dataclass(eq=False, repr=False)
 class SVR(RegressorMixin, _Vectors):  # type: ignore[misc]
     """See the module's text. Arguments and attributes as of `SVC`, of one output.
 
@@ -136,30 +129,20 @@ class SVR(RegressorMixin, _Vectors):  # type: ignore[misc]
         components: How many random features.
         fit_intercept: Whether there is a feature that is 1.
         random_state: The seed of the features.
-        tol: It ends where no element of the gradient is larger.
+        tol: It ends where no element of the gradient is larger, as a share of the largest at first.
         max_iter: At most so many steps.
     """
 
-    def __init__(
-        self,
-        C: float = 1.0,  # noqa: N803
-        epsilon: float = 0.0,
-        *,
-        kernel: Kernel = "linear",
-        gamma: float = 1.0,
-        components: int = 500,
-        fit_intercept: bool = True,
-        random_state: int = 0,
-        tol: float = 1e-10,
-        max_iter: int = 100,
-    ) -> None:
-        self.C, self.epsilon, self.kernel, self.gamma, self.components = C, epsilon, kernel, gamma, components
-        self.fit_intercept, self.random_state, self.tol, self.max_iter = (
-            fit_intercept,
-            random_state,
-            tol,
-            max_iter,
-        )
+    C: float = 1.0
+    epsilon: float = 0.0
+    _: KW_ONLY
+    kernel: Kernel = "linear"
+    gamma: float = 1.0
+    components: int = 500
+    fit_intercept: bool = True
+    random_state: int = 0
+    tol: float = 1e-12
+    max_iter: int = 100
 
     def fit(self, X: Any, y: Any, run: RunCalls | None = None) -> Self:  # noqa: N803
         """Train on the rows of all workers; see `LogisticRegression.fit`."""

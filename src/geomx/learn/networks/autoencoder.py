@@ -7,6 +7,7 @@ What travels: see `base.py`. Source: Hinton and Salakhutdinov, Science 313 (2006
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from geomx.learn.networks.base import Network
 from geomx.learn.over import Floats
 
 
+@dataclass(eq=False, repr=False)
 class Autoencoder(TransformerMixin, Network):  # type: ignore[misc]
     """See the module's text, and `Network`.
 
@@ -28,22 +30,11 @@ class Autoencoder(TransformerMixin, Network):  # type: ignore[misc]
         epochs: As of `Network`, and so are the others.
     """
 
-    def __init__(
-        self,
-        codes: int = 8,
-        *,
-        hidden: int = 64,
-        epochs: int = 50,
-        batch_size: int = 64,
-        learning_rate: float = 3e-3,
-        random_state: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(
-            epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, random_state=random_state,
-            device=device,
-        )  # fmt: skip
-        self.codes, self.hidden = codes, hidden
+    codes: int = 8
+    _: KW_ONLY
+    hidden: int = 64
+    epochs: int = 50
+    learning_rate: float = 3e-3
 
     def fit(self, X: Any, y: Any = None, run: Any = None) -> Self:  # noqa: N803
         """Train on the rows of all workers.

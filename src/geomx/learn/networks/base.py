@@ -10,6 +10,7 @@ network needs `calls = true` under `[run]`, and `fit` comes before any other cal
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from geomx.learn.over import Floats
 Loss = Callable[[Batch], torch.Tensor]  # of this worker's rows of a batch: each row's loss
 
 
+@dataclass(eq=False, repr=False)
 class Network(BaseEstimator):  # type: ignore[misc]
     """A network that is trained by Adam.
 
@@ -37,17 +39,12 @@ class Network(BaseEstimator):  # type: ignore[misc]
         losses_: Of each epoch, the mean loss over this worker's rows.
     """
 
-    def __init__(
-        self,
-        *,
-        epochs: int = 20,
-        batch_size: int = 64,
-        learning_rate: float = 1e-3,
-        random_state: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        self.epochs, self.batch_size, self.learning_rate = epochs, batch_size, learning_rate
-        self.random_state, self.device = random_state, device
+    _: KW_ONLY
+    epochs: int = 20
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    random_state: int = 0
+    device: str = "cpu"
 
     def _made(self, make: Callable[[], nn.Module]) -> nn.Module:
         """A module whose weights follow from the seed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -20,8 +20,8 @@ from geomx.learn.over import Floats
 class NetworkClassifier(Probable, Network):
     """See the module's text; arguments and attributes of `Network`, and `classes_`: the labels, in order."""
 
-    _module: Callable[[int, int], nn.Module]  # of so many features and outputs
-    shape: Sequence[int] | None = None  # of a row; None: as it comes
+    def _module(self, features: int, outputs: int) -> nn.Module:
+        raise NotImplementedError
 
     def fit(self, X: Any, y: Any, run: Any = None, classes: Any = None) -> Self:  # noqa: N803
         """Train on the rows of all workers.
@@ -57,7 +57,8 @@ class NetworkClassifier(Probable, Network):
         return self
 
     def _shaped(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows if self.shape is None else rows.reshape(len(rows), *self.shape)
+        shape: Sequence[int] | None = getattr(self, "shape", None)  # of a row; None: as it comes
+        return rows if shape is None else rows.reshape(len(rows), *shape)
 
     @torch.no_grad()
     def _scores(self, X: Any) -> Floats:  # noqa: N803

@@ -5,11 +5,14 @@ What travels: see `base.py`. Source: LeCun et al., Proc. IEEE 86 (1998).
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
+
 from torch import nn
 
 from geomx.learn.networks.classifier import NetworkClassifier
 
 
+@dataclass(eq=False, repr=False)
 class CNNClassifier(NetworkClassifier):
     """See the module's text, and `NetworkClassifier`.
 
@@ -19,24 +22,10 @@ class CNNClassifier(NetworkClassifier):
         epochs: As of `Network`, and so are the others.
     """
 
-    shape: tuple[int, int, int]
-
-    def __init__(
-        self,
-        shape: tuple[int, int, int] = (1, 8, 8),
-        *,
-        filters: int = 16,
-        epochs: int = 20,
-        batch_size: int = 64,
-        learning_rate: float = 3e-3,
-        random_state: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(
-            epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, random_state=random_state,
-            device=device,
-        )  # fmt: skip
-        self.shape, self.filters = shape, filters
+    shape: tuple[int, int, int] = (1, 8, 8)
+    _: KW_ONLY
+    filters: int = 16
+    learning_rate: float = 3e-3
 
     def _module(self, _: int, outputs: int) -> nn.Module:
         channels, height, width = self.shape

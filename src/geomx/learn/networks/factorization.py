@@ -9,6 +9,7 @@ how far off they are. Source: Koren, Bell and Volinsky, IEEE Computer 42 (2009).
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +23,7 @@ from geomx.learn.networks.base import Network, attached
 from geomx.learn.over import Floats, Over, uniform
 
 
+@dataclass(eq=False, repr=False)
 class MatrixFactorization(RegressorMixin, Network):  # type: ignore[misc]
     """See the module's text, and `Network`.
 
@@ -36,23 +38,13 @@ class MatrixFactorization(RegressorMixin, Network):  # type: ignore[misc]
         mean_: m, of all ratings.
     """
 
-    def __init__(
-        self,
-        items: int,
-        factors: int = 8,
-        *,
-        shrinks: float = 0.02,
-        epochs: int = 30,
-        batch_size: int = 1024,
-        learning_rate: float = 1e-2,
-        random_state: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(
-            epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, random_state=random_state,
-            device=device,
-        )  # fmt: skip
-        self.items, self.factors, self.shrinks = items, factors, shrinks
+    items: int
+    factors: int = 8
+    _: KW_ONLY
+    shrinks: float = 0.02
+    epochs: int = 30
+    batch_size: int = 1024
+    learning_rate: float = 1e-2
 
     def fit(self, X: Any, y: Any, run: Any = None) -> Self:  # noqa: N803
         """Train on the ratings of all workers' users.

@@ -9,6 +9,7 @@ see `base.py`, for both. Source: Goodfellow et al., NIPS 2014.
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from geomx.learn.networks.base import Network, attached, step_on
 from geomx.learn.over import Floats
 
 
+@dataclass(eq=False, repr=False)
 class GAN(Network):
     """See the module's text, and `Network`.
 
@@ -36,22 +38,11 @@ class GAN(Network):
         critic_: The critic.
     """
 
-    def __init__(
-        self,
-        noise: int = 16,
-        *,
-        hidden: int = 128,
-        epochs: int = 60,
-        batch_size: int = 128,
-        learning_rate: float = 1e-3,
-        random_state: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(
-            epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, random_state=random_state,
-            device=device,
-        )  # fmt: skip
-        self.noise, self.hidden = noise, hidden
+    noise: int = 16
+    _: KW_ONLY
+    hidden: int = 128
+    epochs: int = 60
+    batch_size: int = 128
 
     def _optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(module.parameters(), lr=self.learning_rate, betas=(0.5, 0.99))

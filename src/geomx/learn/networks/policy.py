@@ -4,12 +4,14 @@
     A_t = (R_t - mean R) / std R,     R_t = sum_k discount^k r_{t+k}
 
 Each worker has an environment of its own, unlike others' perhaps, and all have one policy. A worker's steps count as
-many as they are. What travels: see `base.py`; what was seen, done and gained stays at home. Source: Williams, Machine
+many as they are. What travels: see `base.py`, and in each round three sums of R_t; what was seen and done stays at
+home. Source: Williams, Machine
 Learning 8 (1992).
 """
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -18,8 +20,10 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from geomx.learn.networks.base import Network, attached
+from geomx.learn.over import Over
 
 
+@dataclass(eq=False, repr=False)
 class PolicyGradient(Network):
     """For environments of Gymnasium with numbers to see and one of several things to do. See the module's text.
 
@@ -34,19 +38,12 @@ class PolicyGradient(Network):
         returns_: Of each round, the mean of what this worker's episodes gained.
     """
 
-    def __init__(
-        self,
-        hidden: int = 64,
-        *,
-        rounds: int = 100,
-        episodes: int = 4,
-        discount: float = 0.99,
-        learning_rate: float = 1e-2,
-        random_state: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, random_state=random_state, device=device)
-        self.hidden, self.rounds, self.episodes, self.discount = hidden, rounds, episodes, discount
+    hidden: int = 64
+    _: KW_ONLY
+    rounds: int = 100
+    episodes: int = 4
+    discount: float = 0.99
+    learning_rate: float = 1e-2
 
     def fit(self, X: Any, y: Any = None, run: Any = None) -> Self:  # noqa: N803
         """Train in the environments of all workers.
@@ -75,10 +72,16 @@ class PolicyGradient(Network):
         draws = torch.Generator().manual_seed(self.random_state + place)  # each tries something else
         X.reset(seed=self.random_state + place)
         self.returns_: list[float] = []
+        over = Over(run)
         for _ in range(self.rounds):
-            states, actions, returns = (torch.cat(each) for each in zip(*(
-                self._played(X, draws) for _ in range(self.episodes)), strict=True))  # fmt: skip
-            gain = self._tensor((returns - returns.mean()) / (returns.std(correction=0) + 1e-6))
+            played = [self._played(X, draws) for _ in range(self.episodes)]
+            states, actions, returns = (torch.cat(each) for each in list(zip(*played, strict=True))[:3])
+            gained = sum(each[3] for each in played)
+            own = returns.double()
+            sums = over.total(np.array([float(own.sum()), float((own**2).sum()), len(own)]))[0]
+            mean = sums[0] / sums[2]
+            deviation = max(sums[1] / sums[2] - mean**2, 0.0) ** 0.5
+            gain = self._tensor((own - mean) / (deviation + 1e-6))
             if run is not None:
                 run.weight(len(states))
             optimizer.zero_grad()
@@ -86,7 +89,7 @@ class PolicyGradient(Network):
             taken = chances.gather(1, actions.to(self.device)[:, None])[:, 0]
             (-(gain * taken).mean()).backward()
             optimizer.step()
-            self.returns_.append(len(states) / self.episodes)
+            self.returns_.append(gained / self.episodes)
         return self
 
     def predict(self, X: Any) -> Any:  # noqa: N803
@@ -105,8 +108,10 @@ class PolicyGradient(Network):
         return gained / episodes
 
     @torch.no_grad()
-    def _played(self, world: Any, draws: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """An episode: what was seen, what was done, and the discounted rewards behind each."""
+    def _played(
+        self, world: Any, draws: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+        """An episode: what was seen, what was done, the discounted rewards behind each, and all rewards."""
         seen, done, rewards, is_over = list[Any](), list[int](), list[float](), False
         state = world.reset()[0]
         while not is_over:
@@ -116,6 +121,7 @@ class PolicyGradient(Network):
             state, reward, ended, cut, _ = world.step(done[-1])
             rewards.append(float(reward))
             is_over = ended or cut
+        gained = sum(rewards)
         for at in reversed(range(len(rewards) - 1)):
             rewards[at] += self.discount * rewards[at + 1]
-        return torch.from_numpy(np.stack(seen)), torch.tensor(done), torch.tensor(rewards)
+        return torch.from_numpy(np.stack(seen)), torch.tensor(done), torch.tensor(rewards), gained

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from geomx.learn.networks.base import Network
 from geomx.learn.over import Floats
 
 
+@dataclass(eq=False, repr=False)
 class RankingNetwork(Network):
     """A query's rows lie with one worker; batches are of queries.
 
@@ -22,21 +24,11 @@ class RankingNetwork(Network):
         epochs: As of `Network`, and so are the others; a batch has so many queries.
     """
 
-    def __init__(
-        self,
-        hidden: int = 16,
-        *,
-        epochs: int = 50,
-        batch_size: int = 4,
-        learning_rate: float = 1e-2,
-        random_state: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(
-            epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, random_state=random_state,
-            device=device,
-        )  # fmt: skip
-        self.hidden = hidden
+    hidden: int = 16
+    _: KW_ONLY
+    epochs: int = 50
+    batch_size: int = 4
+    learning_rate: float = 1e-2
 
     def fit(self, X: Any, y: Any, groups: Any, run: Any = None) -> Self:  # noqa: N803
         """Train on the queries of all workers.

@@ -5,12 +5,15 @@ What travels: see `base.py`. Source: Cho et al., EMNLP 2014.
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
+
 import torch
 from torch import nn
 
 from geomx.learn.networks.classifier import NetworkClassifier
 
 
+@dataclass(eq=False, repr=False)
 class RNNClassifier(NetworkClassifier):
     """See the module's text, and `NetworkClassifier`.
 
@@ -20,24 +23,11 @@ class RNNClassifier(NetworkClassifier):
         epochs: As of `Network`, and so are the others.
     """
 
-    shape: tuple[int, int]
-
-    def __init__(
-        self,
-        shape: tuple[int, int] = (8, 8),
-        *,
-        hidden: int = 64,
-        epochs: int = 30,
-        batch_size: int = 64,
-        learning_rate: float = 5e-3,
-        random_state: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(
-            epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, random_state=random_state,
-            device=device,
-        )  # fmt: skip
-        self.shape, self.hidden = shape, hidden
+    shape: tuple[int, int] = (8, 8)
+    _: KW_ONLY
+    hidden: int = 64
+    epochs: int = 30
+    learning_rate: float = 5e-3
 
     def _module(self, _: int, outputs: int) -> nn.Module:
         _, each = self.shape

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ class FTML(torch.optim.Optimizer):
         return loss
 
 
+@dataclass(eq=False, repr=False)
 class FTMLClassifier(NetworkClassifier):
     """Linear scores, learned in one pass by `FTML`. See `NetworkClassifier`.
 
@@ -76,19 +78,10 @@ class FTMLClassifier(NetworkClassifier):
         epochs: As of `Network`, and so are the others.
     """
 
-    def __init__(
-        self,
-        *,
-        epochs: int = 1,
-        batch_size: int = 8,
-        learning_rate: float = 2e-2,
-        random_state: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(
-            epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, random_state=random_state,
-            device=device,
-        )  # fmt: skip
+    _: KW_ONLY
+    epochs: int = 1
+    batch_size: int = 8
+    learning_rate: float = 2e-2
 
     def _module(self, features: int, outputs: int) -> nn.Module:
         return nn.Linear(features, outputs)

@@ -11,6 +11,7 @@ there are, and of a feature that one row has, that row's label. Source: McMahan 
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Self
 
 import numpy as np
@@ -61,7 +62,7 @@ class FTRLClassifier(Probable, BaseEstimator):  # type: ignore[misc]
         epochs: How often all rows are gone through.
         batch_size: Rows of all workers in a step.
         random_state: The seed of the batches, the same on all workers.
-        table: The name of the run's table.
+        table: The name of the run's table; where there is one of this name, a number is added.
 
     Attributes:
         classes_: The labels, in order.
@@ -112,7 +113,7 @@ class FTRLClassifier(Probable, BaseEstimator):  # type: ignore[misc]
         rule = " ".join(["ftrl", *(f"{name}={value!r}" for name, value in how.items())])
         table: Any = _Own(features + 1, outputs, FTRL(**how)) if run is None else None
         if run is not None:
-            table = run.table(self.table, features + 1, outputs, rule=rule)
+            table = run.table(_free(run, self.table), features + 1, outputs, rule=rule)
         rows = sparse.hstack([sparse.csr_matrix(x), np.ones((x.shape[0], 1))], format="csr")
         targets = (labels[:, None] == self.classes_[-outputs:]).astype(np.float64)
         for batch in batches(run, x.shape[0], self.batch_size, self.epochs, self.random_state):
@@ -137,3 +138,9 @@ class FTRLClassifier(Probable, BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+def _free(run: Any, name: str) -> str:
+    """A name that no table of this run has yet; all workers open the same ones."""
+    names = (name if number == 0 else f"{name}-{number}" for number in itertools.count())
+    return next(each for each in names if not run.has_table(each))

@@ -8,6 +8,7 @@ rows without a value. What travels: see `bins.py`, once, and `growing.py`, for e
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -37,6 +38,7 @@ from geomx.train.calls.run_calls import RunCalls
 DEEPEST = 1 << 30
 
 
+@dataclass(eq=False, repr=False)
 class Boosted(BaseEstimator):  # type: ignore[misc]
     """Trees that are added up.
 
@@ -61,21 +63,15 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
     reg_lambda, reg_alpha, gamma = 0.0, 0.0, 0.0
     _leafwise = True
 
-    def __init__(
-        self,
-        n_estimators: int = 100,
-        *,
-        learning_rate: float = 0.1,
-        max_leaves: int = 31,
-        max_depth: int | None = None,
-        min_child_weight: float = 1e-3,
-        min_samples_leaf: int = 20,
-        max_bins: int = 255,
-        noise: float = 0.0,
-    ) -> None:
-        self.min_samples_leaf, self.noise = min_samples_leaf, noise
-        self.n_estimators, self.learning_rate, self.max_leaves = n_estimators, learning_rate, max_leaves
-        self.max_depth, self.min_child_weight, self.max_bins = max_depth, min_child_weight, max_bins
+    n_estimators: int = 100
+    _: KW_ONLY
+    learning_rate: float = 0.1
+    max_leaves: int = 31
+    max_depth: int | None = None
+    min_child_weight: float = 1e-3
+    min_samples_leaf: int = 20
+    max_bins: int = 255
+    noise: float = 0.0
 
     def _boost(
         self, over: Over, x: Floats, targets: npt.NDArray[Any], objective: Objective, bins: Bins | None
@@ -116,7 +112,7 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
         depth = DEEPEST if self.max_depth is None else self.max_depth
         return Terms(
             self.max_leaves, depth, self.reg_lambda, self.reg_alpha, self.gamma, least, self.min_samples_leaf,
-            self._leafwise,
+            least if self.noise else -np.inf, self._leafwise,
         )  # fmt: skip
 
     def _concealing(self, objective: Objective, bins: Bins | None, features: int) -> Conceal:
@@ -211,6 +207,7 @@ class GBDTClassifier(Probable, Boosted):
         return self
 
 
+@dataclass(eq=False, repr=False)
 class _Regularized(Boosted):
     """XGBoost's terms, and trees that grow level by level.
 
@@ -223,26 +220,15 @@ class _Regularized(Boosted):
 
     _leafwise = False
 
-    def __init__(
-        self,
-        n_estimators: int = 100,
-        *,
-        learning_rate: float = 0.3,
-        max_leaves: int = 64,
-        max_depth: int | None = 6,
-        min_child_weight: float = 1.0,
-        min_samples_leaf: int = 0,
-        max_bins: int = 255,
-        noise: float = 0.0,
-        reg_lambda: float = 1.0,
-        reg_alpha: float = 0.0,
-        gamma: float = 0.0,
-    ) -> None:
-        super().__init__(
-            n_estimators, learning_rate=learning_rate, max_leaves=max_leaves, max_depth=max_depth,
-            min_child_weight=min_child_weight, min_samples_leaf=min_samples_leaf, max_bins=max_bins, noise=noise,
-        )  # fmt: skip
-        self.reg_lambda, self.reg_alpha, self.gamma = reg_lambda, reg_alpha, gamma
+    _: KW_ONLY
+    learning_rate: float = 0.3
+    max_leaves: int = 64
+    max_depth: int | None = 6
+    min_child_weight: float = 1.0
+    min_samples_leaf: int = 0
+    reg_lambda: float = 1.0
+    reg_alpha: float = 0.0
+    gamma: float = 0.0
 
 
 class XGBRegressor(_Regularized, GBDTRegressor):

@@ -20,7 +20,10 @@ BITS = 20
 
 def unit_for(bound: float) -> float:
     """The unit of numbers that are no larger than a bound."""
-    return math.ldexp(1.0, math.ceil(math.log2(bound)) - BITS) if bound > 0.0 else 1.0
+    if not bound > 0.0:
+        return 1.0
+    share, exponent = math.frexp(bound)  # exact on every machine, as a logarithm is not
+    return math.ldexp(1.0, exponent - (share == 0.5) - BITS)
 
 
 def whole(values: Floats, unit: float) -> npt.NDArray[np.int32]:

@@ -147,10 +147,14 @@ class RandomForestRegressor(RegressorMixin, _Forest):  # type: ignore[misc]
         x, targets = validate_data(
             self, X, y, dtype=np.float64, y_numeric=True, ensure_all_finite="allow-nan"
         )
-        bound = over.most(float(np.abs(targets).max(initial=0.0)))
-        self._grow(
-            over, x, targets.astype(np.float64)[:, None], bound, self._few(x.shape[1], x.shape[1] / 3), bins
-        )
+        over.agree("numbers of features", x.shape[1])
+        total, count = over.total(np.array([float(targets.sum())]), np.array([len(targets)]))
+        mean = float(total[0]) / float(count[0])
+        apart = targets.astype(np.float64) - mean
+        bound = over.most(float(np.abs(apart).max(initial=0.0)))
+        self._grow(over, x, apart[:, None], bound, self._few(x.shape[1], x.shape[1] / 3), bins)
+        for tree in self.trees_:
+            tree.value += mean
         return self
 
     def predict(self, X: Any) -> Floats:  # noqa: N803

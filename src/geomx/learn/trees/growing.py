@@ -24,7 +24,8 @@ from geomx.learn.trees.bins import Bins
 from geomx.learn.trees.loops import Codes, Cut, Rows, Terms, Whole, best_cut, histograms, parted, soft
 
 LEAF = -1
-LIKELY = 0.25  # to be cut: what gains this share of the most
+ROOM_BYTES = 1 << 26  # of histograms in one call
+LIKELY = 0.5  # to be cut: what gains this share of the most
 Chooses = Callable[[int], Ints]  # of a node, by number: the features that it may be cut by
 Conceal = Callable[[list[Ints]], list[Ints]]  # of histograms of one tree that leave together
 
@@ -106,11 +107,26 @@ def grow(
     """
     growing = [_Growing(each, codes, bins, units, terms, rows) for each in planted]
     asked = [each.roots() for each in growing]
-    while any(map(len, asked)):
-        sums = over.total(*(own for each in asked for own in conceal(each)))
-        for tree, own in zip(growing, asked, strict=True):
-            tree.take(sums[: len(own)])
-            sums = sums[len(own) :]
+    while any(asked):
+        # As many nodes in a call as there is room for; those of one tree, which share no row, leave together.
+        every = [(tree, node) for tree, nodes in zip(growing, asked, strict=True) for node in nodes]
+        start = 0
+        while start < len(every):
+            stop, room = start, ROOM_BYTES
+            own: list[Ints] = []
+            while stop < len(every) and (room > 0 or stop == start):
+                tree = every[stop][0]
+                own.append(tree.histogram(every[stop][1].node))
+                room -= own[-1].nbytes
+                stop += 1
+            leaving: list[Ints] = []
+            for tree in growing:
+                leaving += conceal(
+                    [each for each, (of, _) in zip(own, every[start:stop], strict=True) if of is tree]
+                )
+            for sums, (tree, node) in zip(over.total(*leaving), every[start:stop], strict=True):
+                tree.take(sums, node)
+            start = stop
         asked = [each.cut() for each in growing]
     return [(each.tree(), each.leaf_of()) for each in growing]
 
@@ -157,29 +173,38 @@ class _Growing:
         self._open: list[_Node] = []  # its leaves that may be cut
         self._cuts = 0
         self._add(_Node(0, everything, float(rows), total))
-        self._asked: list[_Asked] = []
 
-    def roots(self) -> list[Ints]:
-        """The histogram of all of this worker's rows."""
-        return self._ask([_Asked(self._nodes[0])])
+    def roots(self) -> list[_Asked]:
+        """The histogram of all rows."""
+        return [_Asked(self._nodes[0])]
 
-    def take(self, sums: Sequence[Ints]) -> None:
-        """Those that were asked for, over all workers: find the best cut of each node."""
-        for found, asked in zip(sums, self._asked, strict=True):
-            node, other = asked.node, asked.other
-            node.sums = found
-            if node.number == 0:
-                node.total = found[0].sum(0)
-            if other is not None and asked.whole is not None:
-                other.sums = asked.whole - found
-            for each in (node, other):
-                if each is not None and self._may_be_cut(each) and each.sums is not None:
-                    places = self._places if each.by is None else self._places[each.by]
-                    each.best = best_cut(each.sums, places, self._units, self._terms, each.count)
+    def histogram(self, node: _Node) -> Ints:
+        """Of this worker's rows of a node."""
+        codes, values, rows = self._codes, self._values, node.rows
+        if self._chooses is not None:
+            node.by = self._chooses(node.number)
+            codes, values = codes[rows[:, None], node.by], values[rows]
+            rows = np.arange(len(rows), dtype=np.int32)
+        return histograms(codes, values, rows, self._bins.count)
 
-    def cut(self) -> list[Ints]:
+    def take(self, sums: Ints, asked: _Asked) -> None:
+        """What was asked for, over all workers: find the best cut."""
+        node, other = asked.node, asked.other
+        node.sums = sums
+        if node.number == 0:
+            node.total = sums.sum(axis=(0, 1)) // len(sums)  # all features say so; with noise, the mean does
+        if other is not None and asked.whole is not None:
+            other.sums = asked.whole - sums
+        for each in (node, other):
+            if each is not None and self._may_be_cut(each) and each.sums is not None:
+                places = self._places if each.by is None else self._places[each.by]
+                each.best = best_cut(each.sums, places, self._units, self._terms, each.count)
+            if each is not None and each.best is None:
+                each.sums = None
+
+    def cut(self) -> list[_Asked]:
         """Cut leaves: what is to be added up for their children; nothing: the tree has grown."""
-        return self._ask(self._cut_best() if self._terms.leafwise else self._cut_level())
+        return self._cut_best() if self._terms.leafwise else self._cut_level()
 
     def _cut_level(self) -> list[_Asked]:
         """All leaves are cut, those that gain most first, as long as there may be more."""
@@ -211,18 +236,6 @@ class _Growing:
                 asked += self._halve(node, asks=True)
             if asked:
                 return asked
-
-    def _ask(self, asked: list[_Asked]) -> list[Ints]:
-        self._asked = asked
-        found = []
-        for node in (each.node for each in asked):
-            codes, values, rows = self._codes, self._values, node.rows
-            if self._chooses is not None:
-                node.by = self._chooses(node.number)
-                codes, values = codes[rows[:, None], node.by], values[rows]
-                rows = np.arange(len(rows), dtype=np.int32)
-            found.append(histograms(codes, values, rows, self._bins.count))
-        return found
 
     def _halve(self, node: _Node, asks: bool) -> list[_Asked]:
         """Make two nodes of one, and ask for what tells their cuts."""
@@ -295,7 +308,8 @@ class _Growing:
         for node in self._nodes:
             total = node.total * self._units
             shrunk = max(float(total[-1]) + self._terms.shrinks, 1e-300)
-            made.value[node.number] = -soft(total[:-1], self._terms.sparse) / shrunk
+            if float(total[-1]) >= self._terms.least_told:
+                made.value[node.number] = -soft(total[:-1], self._terms.sparse) / shrunk
         return made
 
 

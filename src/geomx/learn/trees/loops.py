@@ -25,6 +25,7 @@ Whole = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int32]
 LIBRARY = Path(__file__).with_name("kernels.so")
 LEAST = 1 << 20  # codes of rows for which threads are worth it
+ROUNDING = 1e-12  # of a node's score: what gains less gains nothing
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Terms:
         least_gain: gamma.
         least_weight: H of a child, at least.
         least_rows: Rows of a child, at least; in proportion to H, as if the rows of a node weighed alike.
+        least_told: H of a node that has a value, at least; of others it is 0.
         leafwise: Always the leaf that gains most is cut; else level by level.
     """
 
@@ -49,6 +51,7 @@ class Terms:
     least_gain: float = 0.0
     least_weight: float = 1e-3
     least_rows: float = 0.0
+    least_told: float = -np.inf
     leafwise: bool = False
 
 
@@ -177,7 +180,7 @@ def _best_cut(sums: Ints, places: Ints, units: Floats, terms: Terms, count: floa
         allowed &= lighter * count >= terms.least_rows * weight
     allowed &= np.arange(up_to.shape[1]) < places[:, None]
     allowed &= np.stack([np.ones(len(sums), bool), missing.any(axis=(1, 2))])[:, :, None]
-    gain = np.where(allowed, gain, -np.inf)
+    gain = np.where(allowed & (gain > ROUNDING * whole), gain, -np.inf)
     at = int(gain.argmax())
     missing_left, feature, code = np.unravel_index(at, gain.shape)
     best = float(gain.reshape(-1)[at])

@@ -52,7 +52,7 @@ class RankBoost(BaseEstimator):  # type: ignore[misc]
         over.agree("numbers of features", x.shape[1])
         more, less, _ = pairs_of(targets, queries)
         self.bins_ = binning.find(over, x, self.max_bins) if bins is None else bins
-        codes, unit = self.bins_.codes(x), unit_for(1.0)
+        codes = self.bins_.codes(x)
         rows, scores = np.arange(len(x), dtype=np.int32), np.zeros(len(x))
         found: list[tuple[float, float, float]] = []
         for _ in range(self.n_estimators):
@@ -60,6 +60,7 @@ class RankBoost(BaseEstimator):  # type: ignore[misc]
             everything = float(over.total(np.atleast_1d(own.sum()))[0][0])
             share = own / max(everything, 1e-300)
             pull = np.bincount(more, share, len(x)) - np.bincount(less, share, len(x))
+            unit = unit_for(over.most(float(np.abs(pull).max(initial=0.0))))
             values = whole(np.asarray(pull, np.float64), unit)[:, None]
             sums = over.total(histograms(codes, values, rows, self.bins_.count))[0][:, :, 0] * unit
             right = sums.sum(1, keepdims=True) - np.cumsum(sums, axis=1)  # of rows above each cut

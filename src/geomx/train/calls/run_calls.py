@@ -173,7 +173,7 @@ class RunCalls(ABC):
         """
         if values not in FORMS:
             raise Unsupported(f"run.table(values={values!r}): {', '.join(FORMS)}")
-        if self._has_table(name):
+        if self.has_table(name):
             raise Unsupported(f"run.table({name!r}): this script has opened it before")
         terms = opened(name, rows, columns, init, rule, staleness, group)
         chain = [filters] if isinstance(filters, str) else filters
@@ -266,7 +266,7 @@ class RunCalls(ABC):
         """What this worker asks the shards by, once it has joined."""
 
     @abstractmethod
-    def _has_table(self, name: str) -> bool:
+    def has_table(self, name: str) -> bool:
         """Whether this script has opened a table of that name."""
 
     @abstractmethod

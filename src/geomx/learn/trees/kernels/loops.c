@@ -10,6 +10,7 @@
 #endif
 
 #define AHEAD 16 /* rows to be read soon */
+#define ROUNDING 1e-12 /* of a node's score: what gains less gains nothing */
 
 uint64_t source(void) { return SOURCE; }
 
@@ -139,7 +140,7 @@ double best_cut(const int64_t *sums, int64_t features, int64_t bins, int64_t cha
                 const double gain = score(left, channels, units, terms, &weight)
                                     + score(right, channels, units, terms, &other) - whole - terms->least_gain;
                 const double lighter = weight < other ? weight : other;
-                if (gain > best && lighter >= terms->least_weight && lighter > 0.0
+                if (gain > best && gain > ROUNDING * whole && lighter >= terms->least_weight && lighter > 0.0
                     && (terms->least_rows == 0.0 || lighter * terms->count >= rows)) {
                     best = gain;
                     found[0] = f, found[1] = b, found[2] = missing_left;

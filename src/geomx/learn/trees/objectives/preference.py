@@ -2,6 +2,8 @@
 
     L = sum_{y_i > y_j} max(0, tau - (s_i - s_j))^2 / 2
 
+A tree is a Newton step of this loss, row by row, where Zheng et al. fit one to targets that are exchanged.
+
 Source: Zheng, Chen, Sun and Zha, SIGIR 2007 and NIPS 2007.
 """
 
