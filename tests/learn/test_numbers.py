@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,22 @@ from parties import unlike
 from sklearn import datasets, preprocessing
 from sklearn.exceptions import ConvergenceWarning
 
+from geomx.errors import GeomxError
 from geomx.learn import (
     SVR,
     Bins,
+    CNNClassifier,
     FTRLClassifier,
     GBDTClassifier,
     KMeans,
     KNeighborsRegressor,
+    LambdaMART,
     LogisticRegression,
+    RandomForestClassifier,
     RandomForestRegressor,
+    RankBoost,
     StandardScaler,
+    XGBClassifier,
 )
 from geomx.learn.over import Over
 from geomx.learn.trees.fixed import BITS, unit_for, whole
@@ -41,6 +48,16 @@ def test_rows_far_from_0() -> None:
     assert np.allclose(KNeighborsRegressor(3).fit(x + 1e6, y).predict(x[:20] + 1e6), near)
     here, there = (RandomForestRegressor(5).fit(x, y + far).predict(x) - far for far in (0.0, 1e6))
     assert np.allclose(here, there, atol=0.1)
+
+
+def test_features_far_from_0() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1000, 5))
+    y = (x @ rng.standard_normal(5) + rng.logistic(size=1000) > 0).astype(int)
+    near = LogisticRegression(C=1e3).fit(x, y)
+    for far in (1e3, 1e4, 1e6):
+        model = LogisticRegression(C=1e3, max_iter=300).fit(x + far, y)
+        assert np.allclose(model.coef_, near.coef_, rtol=1e-2)
 
 
 def test_a_few_rows_far_apart_have_centres_of_their_own() -> None:
@@ -120,3 +137,66 @@ def test_several_fits_of_one_run() -> None:
 
     results, _ = train((1, 1), main)
     assert all(results.values())
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "what"),
+    [
+        (lambda: LogisticRegression(C=1.0), lambda: LogisticRegression(C=2.0), "C: 1.0, 2.0"),
+        (lambda: GBDTClassifier(2), lambda: GBDTClassifier(2, learning_rate=0.5), "learning_rate: 0.1, 0.5"),
+        (lambda: KMeans(2, init=[[0.0] * 30] * 2), lambda: KMeans(2, init=[[1.0] * 30] * 2), "init: "),
+        (FTRLClassifier, lambda: FTRLClassifier(random_state=1), "random_state: 0, 1"),
+        (lambda: KMeans(2), StandardScaler, "kinds of estimators: KMeans, StandardScaler"),
+    ],
+)
+def test_parameters_are_agreed_upon(here: Any, there: Any, what: str) -> None:
+    x, y = CANCER
+
+    def main(run: LiveRun) -> None:
+        (there if place_of(run) else here)().fit(x, y, run=run)
+
+    with pytest.raises(GeomxError, match=f"different {what}"):
+        train((1, 1), main)
+
+
+def test_names_of_features_are_agreed_upon() -> None:
+    pytest.importorskip("pandas")
+    x = datasets.load_iris(as_frame=True).data
+
+    def main(run: LiveRun) -> None:
+        KMeans(3).fit(x[x.columns[::-1]] if place_of(run) else x, run=run)
+
+    with pytest.raises(GeomxError, match="different features"):
+        train((1, 1), main)
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (LogisticRegression(C=-1.0), "C=-1.0): a number above 0"),
+        (GBDTClassifier(learning_rate=float("nan")), "learning_rate=nan): a number above 0"),
+        (XGBClassifier(reg_lambda=-100.0), "reg_lambda=-100.0): a number from 0"),
+        (RandomForestClassifier(max_bins=256), "max_bins=256): a number from 2 to 255"),
+        (RandomForestClassifier(n_estimators=0), "n_estimators=0): a number from 1"),
+        (KMeans(0), "n_clusters=0): a number from 1"),
+        (CNNClassifier(epochs="all"), "epochs='all'): a number from 1"),  # type: ignore[arg-type]
+    ],
+)
+def test_parameters_that_cannot_be(model: Any, what: str) -> None:
+    x, y = datasets.load_digits(return_X_y=True)
+    with pytest.raises(ValueError, match=re.escape(what)):
+        model.fit(x, y)
+
+
+def test_bins_of_other_features() -> None:
+    x, y = CANCER
+    bins = Bins.even([0.0] * 3, [1.0] * 3, 8)
+    for model in (RandomForestClassifier(2), GBDTClassifier(2)):
+        with pytest.raises(ValueError, match="bins of 3 features for rows of 30"):
+            model.fit(x, y, bins=bins)
+    with pytest.raises(ValueError, match="bins of 3 features for rows of 30"):
+        RankBoost(2).fit(x, y, np.zeros(len(y)), bins=bins)
+    with pytest.raises(ValueError, match=r"features \[1\]: low is to be below high"):
+        Bins.even([0.0, 2.0], [1.0, 1.0], 8)
+    with pytest.raises(ValueError, match="how relevant, from 0 to 50"):
+        LambdaMART(2).fit(x, 1024 * y, np.zeros(len(y)))

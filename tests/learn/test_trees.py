@@ -204,7 +204,7 @@ def test_compiled_loops_are_numpys(
 
 CHECKED = [
     GBDTClassifier(5),
-    GBDTRegressor(5),
+    GBDTRegressor(10),
     XGBClassifier(5),
     RandomForestClassifier(5),
     RandomForestRegressor(5),

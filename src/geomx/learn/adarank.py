@@ -15,6 +15,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from geomx.learn.agreement import begin
 from geomx.learn.over import Floats, Over
 from geomx.learn.trees.objectives.pairs import gains, ideal_gain, ranks
 from geomx.train.calls.run_calls import RunCalls
@@ -39,7 +40,7 @@ class AdaRank(BaseEstimator):  # type: ignore[misc]
         x, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         if len(np.asarray(groups)) != len(targets):
             raise ValueError(f"{len(np.asarray(groups))} groups for {len(targets)} rows")
-        over.agree("numbers of features", x.shape[1])
+        begin(over, self)
         _, query = np.unique(np.asarray(groups), return_inverse=True)
         sums, rows = over.total(x.sum(0), np.array([len(x)], np.int64))
         spread = np.sqrt(over.total(((x - sums / rows) ** 2).sum(0))[0] / rows)

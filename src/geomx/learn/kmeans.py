@@ -21,6 +21,7 @@ from sklearn.metrics import pairwise_distances_argmin_min
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from geomx.learn.agreement import begin
 from geomx.learn.over import Floats, Ints, Over, uniform
 from geomx.learn.privacy import Noise
 from geomx.train.calls.run_calls import RunCalls
@@ -82,7 +83,7 @@ class KMeans(ClusterMixin, TransformerMixin, BaseEstimator):  # type: ignore[mis
         """
         over = Over(run, goes_on=True)
         x = validate_data(self, X, dtype=np.float64)
-        over.agree("numbers of features", x.shape[1])
+        begin(over, self)
         first, rows = over.place(len(x))
         if rows < self.n_clusters:
             raise ValueError(f"n_samples={rows} should be >= n_clusters={self.n_clusters}")

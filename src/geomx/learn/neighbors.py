@@ -19,6 +19,7 @@ from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from geomx.learn.agreement import begin
 from geomx.learn.over import Floats, Over, classes_of
 from geomx.train.calls.run_calls import RunCalls
 
@@ -36,7 +37,7 @@ class _Neighbors(BaseEstimator):  # type: ignore[misc]
     def _keep(self, X: Any, y: Any, run: RunCalls | None, numeric: bool) -> tuple[Over, npt.NDArray[Any]]:  # noqa: N803
         over = Over(run)
         x, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=numeric)
-        over.agree("numbers of features", x.shape[1])
+        begin(over, self)
         _, self.n_samples_fit_ = over.place(len(x))
         if self.n_samples_fit_ < self.n_neighbors:
             raise ValueError(f"n_neighbors={self.n_neighbors} of {self.n_samples_fit_} rows")
@@ -59,6 +60,8 @@ class _Neighbors(BaseEstimator):  # type: ignore[misc]
             found = self._of_mine(queries[start : start + each])
             distances.append(found[0])
             targets.append(found[1])
+        if not len(queries):
+            return np.empty((0, self.n_neighbors)), np.empty((0, self.n_neighbors), self._targets.dtype)
         # Of every worker the same queries: joined, a worker's answers lie behind the other's.
         count = min(self.n_neighbors, self.n_samples_fit_)
         far = self._over.joined(np.concatenate(distances) if distances else np.empty((0, count)))

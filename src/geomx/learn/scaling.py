@@ -13,6 +13,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from geomx.learn.agreement import begin
 from geomx.learn.over import Floats, Over
 from geomx.train.calls.run_calls import RunCalls
 
@@ -41,7 +42,7 @@ class StandardScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         """
         over = Over(run, goes_on=True)
         x = validate_data(self, X, dtype=np.float64)
-        over.agree("numbers of features", x.shape[1])
+        begin(over, self)
         sums, rows = over.total(x.sum(0), np.array([len(x)]))
         self.mean_ = sums / rows
         squares, rows = over.total(((x - self.mean_) ** 2).sum(0), np.array([len(x)]))

@@ -17,6 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from geomx.learn.agreement import begin
 from geomx.learn.linear.logistic import LogisticRegression
 from geomx.learn.over import Floats, Over
 
@@ -43,8 +44,8 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             Disagreement: Workers have different networks.
         """
-        Over(run).agree("networks", digest_of(self.trunk))
         x, labels = validate_data(self, X, y, dtype=np.float32)
+        begin(Over(run), self, networks=digest_of(self.trunk))
         self.estimator_ = LogisticRegression() if self.estimator is None else clone(self.estimator)
         self.estimator_.fit(features_of(self.trunk, x, self.shape), labels, run=run)
         self.classes_ = self.estimator_.classes_

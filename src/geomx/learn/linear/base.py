@@ -9,6 +9,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from geomx.learn.agreement import begin
 from geomx.learn.over import Floats, Over
 
 
@@ -22,7 +23,7 @@ class Linear(BaseEstimator):  # type: ignore[misc]
     def _rows(self, over: Over, X: Any, y: Any, numeric: bool) -> tuple[Floats, npt.NDArray[Any]]:  # noqa: N803
         """Rows with a one behind them, and their targets, as all workers have them."""
         found, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=numeric, ensure_min_samples=1)
-        over.agree("numbers of features", found.shape[1])
+        begin(over, self)
         ones = np.ones((len(found), 1)) if self.fit_intercept else np.zeros((len(found), 0))
         return np.hstack([found, ones]), targets
 

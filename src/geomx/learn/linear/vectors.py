@@ -100,7 +100,7 @@ class SVC(Scored, _Vectors):
 
     def fit(self, X: Any, y: Any, run: RunCalls | None = None) -> Self:  # noqa: N803
         """Train on the rows of all workers; see `LogisticRegression.fit`."""
-        over = Over(run, goes_on=True)
+        over = Over(run)  # classes one after the other, of the same rows
         x, labels = self._rows(over, X, y, numeric=False)
         check_classification_targets(labels)
         x = self._mapped(x)

@@ -17,8 +17,9 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import nn
 
+from geomx.learn.agreement import begin
 from geomx.learn.batches import Batch, batches
-from geomx.learn.over import Floats
+from geomx.learn.over import Floats, Over
 
 Loss = Callable[[Batch], torch.Tensor]  # of this worker's rows of a batch: each row's loss
 
@@ -58,9 +59,10 @@ class Network(BaseEstimator):  # type: ignore[misc]
     def _optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(module.parameters(), lr=self.learning_rate)
 
-    def _descend(self, run: Any, module: nn.Module, rows: int, loss: Loss) -> None:
-        """Train a module on so many rows of this worker."""
+    def _descend(self, run: Any, module: nn.Module, rows: int, loss: Loss, **alike: Any) -> None:
+        """Train a module on so many rows of this worker. `alike`: what else all workers have to have alike."""
         self.module_, optimizer = attached(run, module, self._optimizer(module))
+        begin(Over(run), self, **alike)
         self._steps(run, optimizer, rows, loss)
 
     def _steps(

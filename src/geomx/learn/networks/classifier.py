@@ -53,7 +53,7 @@ class NetworkClassifier(Probable, Network):
                 return F.binary_cross_entropy_with_logits(scores[:, 0], own.float(), reduction="none")
             return F.cross_entropy(scores, own, reduction="none")
 
-        self._descend(run, module, len(x), loss)
+        self._descend(run, module, len(x), loss, classes=self.classes_)
         return self
 
     def _shaped(self, rows: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted
 from torch import nn
 
+from geomx.learn.agreement import begin
 from geomx.learn.batches import Batch
 from geomx.learn.networks.base import Network, attached
 from geomx.learn.over import Floats, Over, uniform
@@ -87,7 +88,9 @@ class MatrixFactorization(RegressorMixin, Network):  # type: ignore[misc]
                 of_users.zero_grad()
 
         self.module_, optimizer = attached(run, module, self._optimizer(module))
-        total, count = Over(run).total(np.array([float(ratings.sum())]), np.array([len(ratings)]))
+        over = Over(run)
+        begin(over, self)
+        total, count = over.total(np.array([float(ratings.sum())]), np.array([len(ratings)]))
         self.mean_ = float(total[0]) / float(count[0])
         self._steps(run, optimizer, len(ratings), loss, stepped)
         self._users = users.detach()

@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from geomx.learn.agreement import begin
 from geomx.learn.batches import Batch, batches
 from geomx.learn.networks.base import Network, attached, step_on
-from geomx.learn.over import Floats
+from geomx.learn.over import Floats, Over
 
 
 @dataclass(eq=False, repr=False)
@@ -64,6 +65,7 @@ class GAN(Network):
         critic = self._made(lambda: self._layers(features, 1))
         self.module_, of_generator = attached(run, generator, self._optimizer(generator), name="generator")
         self.critic_, of_critic = attached(run, critic, self._optimizer(critic), name="critic")
+        begin(Over(run), self)
         draws = torch.Generator().manual_seed(self.random_state)
         for batch in batches(run, len(rows), self.batch_size, self.epochs, self.random_state):
             real = rows[torch.from_numpy(batch.rows)]

@@ -19,6 +19,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
+from geomx.learn.agreement import begin
 from geomx.learn.networks.base import Network, attached
 from geomx.learn.over import Over
 
@@ -73,6 +74,7 @@ class PolicyGradient(Network):
         X.reset(seed=self.random_state + place)
         self.returns_: list[float] = []
         over = Over(run)
+        begin(over, self)
         for _ in range(self.rounds):
             played = [self._played(X, draws) for _ in range(self.episodes)]
             states, actions, returns = (torch.cat(each) for each in list(zip(*played, strict=True))[:3])

@@ -22,6 +22,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from geomx.learn.agreement import begin
 from geomx.learn.batches import batches
 from geomx.learn.classes import Probable
 from geomx.learn.over import Floats, Over, classes_of
@@ -104,7 +105,7 @@ class FTRLClassifier(Probable, BaseEstimator):  # type: ignore[misc]
         x, labels = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr")
         check_classification_targets(labels)
         features = x.shape[1]
-        over.agree("numbers of features", features)
+        begin(over, self)
         self.classes_ = classes_of(over, labels)
         if len(self.classes_) < 2:
             raise ValueError(f"needs samples of at least 2 classes; found 1 class: {self.classes_[0]!r}")

@@ -41,6 +41,8 @@ class Bins:
         """Cuts that follow from each feature's range alone: `count` codes, equally wide. Raises `ValueError`."""
         if not 2 <= count <= MOST_CUTS + 1:
             raise ValueError(f"count={count}: 2 to {MOST_CUTS + 1}")
+        if wrong := [place for place, (a, b) in enumerate(zip(low, high, strict=True)) if not a < b]:
+            raise ValueError(f"low and high of features {wrong}: low is to be below high")
         return Bins([np.linspace(a, b, count + 1)[1:-1] for a, b in zip(low, high, strict=True)])
 
     def codes(self, x: Floats) -> npt.NDArray[np.uint8]:
@@ -51,6 +53,15 @@ class Bins:
             found[:, feature] = np.searchsorted(cuts, column)
             found[np.isnan(column), feature] = self.missing
         return found
+
+
+def given(over: Over, x: Floats, most: int, bins: Bins | None) -> Bins:
+    """Those that are given, or of the rows of all workers. Raises `ValueError` where they are of other features."""
+    if bins is None:
+        return find(over, x, most)
+    if len(bins.cuts) != x.shape[1]:
+        raise ValueError(f"bins of {len(bins.cuts)} features for rows of {x.shape[1]}")
+    return bins
 
 
 def find(over: Over, x: Floats, most: int = MOST_CUTS + 1) -> Bins:

@@ -18,6 +18,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from geomx.learn.agreement import begin
 from geomx.learn.classes import Probable
 from geomx.learn.over import Floats, Over, classes_of
 from geomx.learn.privacy import Noise, histograms_of, reach_of
@@ -57,7 +58,7 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
         bins_: What codes mean; give it to another `fit` to have the same.
         trees_: Of each round, one for each output.
         start_: The scores that rows begin with.
-        privacy_: With noise, `privacy_.epsilon(delta)` tells what has been spent.
+        privacy_: With noise, `privacy_.epsilon(delta)` tells what this fit has spent; several on the same rows add up.
     """
 
     reg_lambda, reg_alpha, gamma = 0.0, 0.0, 0.0
@@ -76,11 +77,9 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
     def _boost(
         self, over: Over, x: Floats, targets: npt.NDArray[Any], objective: Objective, bins: Bins | None
     ) -> None:
-        over.agree("numbers of features", x.shape[1])
-        if not 2 <= self.max_bins <= binning.MOST_CUTS + 1:
-            raise ValueError(f"max_bins={self.max_bins}: 2 to {binning.MOST_CUTS + 1}")
-        conceal = self._concealing(objective, bins, x.shape[1])
-        self.bins_ = binning.find(over, x, self.max_bins) if bins is None else bins
+        begin(over, self, bins=bins)
+        conceal = self._concealing(objective, bins)
+        self.bins_ = binning.given(over, x, self.max_bins, bins)
         codes = self.bins_.codes(x)
         terms = self._terms(objective)
         self.start_ = np.zeros(objective.outputs) if self.noise else objective.start(over, targets)
@@ -115,9 +114,7 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
             least if self.noise else -np.inf, self._leafwise,
         )  # fmt: skip
 
-    def _concealing(self, objective: Objective, bins: Bins | None, features: int) -> Conceal:
-        if bins is not None and len(bins.cuts) != features:
-            raise ValueError(f"bins of {len(bins.cuts)} features for rows of {features}")
+    def _concealing(self, objective: Objective, bins: Bins | None) -> Conceal:
         if not self.noise:
             return list
         if bins is None or objective.bounds is None:

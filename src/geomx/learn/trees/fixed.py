@@ -13,7 +13,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from geomx.learn.over import Floats
+from geomx.learn.over import Floats, Over
 
 BITS = 20
 
@@ -30,3 +30,13 @@ def whole(values: Floats, unit: float) -> npt.NDArray[np.int32]:
     """In units; what is out of bounds counts as the bound."""
     most = 1 << BITS
     return np.clip(np.rint(values * (1.0 / unit)), -most, most).astype(np.int32)
+
+
+def mean_of(over: Over, values: Floats) -> tuple[float, float]:
+    """The mean of all workers' numbers, the same bits wherever they lie, and how far from 0 the largest is."""
+    bound = over.most(float(np.abs(values).max(initial=0.0)))
+    unit = unit_for(bound)
+    total, rows = over.total(
+        np.array([np.rint(values * (1.0 / unit)).astype(np.int64).sum()]), np.array([len(values)], np.int64)
+    )
+    return float(total[0]) * unit / max(int(rows[0]), 1), bound

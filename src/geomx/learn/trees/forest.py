@@ -18,10 +18,11 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from geomx.learn.agreement import begin
 from geomx.learn.over import Floats, Ints, Over, classes_of, uniform
 from geomx.learn.trees import bins as binning
 from geomx.learn.trees.bins import Bins
-from geomx.learn.trees.fixed import unit_for, whole
+from geomx.learn.trees.fixed import mean_of, unit_for, whole
 from geomx.learn.trees.growing import Planted, Tree, grow
 from geomx.learn.trees.loops import Terms
 from geomx.train.calls.run_calls import RunCalls
@@ -67,8 +68,8 @@ class _Forest(BaseEstimator):  # type: ignore[misc]
         self, over: Over, x: Floats, outputs: Floats, bound: float, few: int, bins: Bins | None
     ) -> None:
         """`outputs`: targets [rows, outputs], none larger than `bound`; `few`: by how many features a node is cut."""
-        over.agree("numbers of features", x.shape[1])
-        self.bins_ = binning.find(over, x, self.max_bins) if bins is None else bins
+        begin(over, self, bins=bins)
+        self.bins_ = binning.given(over, x, self.max_bins, bins)
         codes = self.bins_.codes(x)
         first, all_rows = over.place(len(x))
         rows = np.arange(first, first + len(x), dtype=np.int64)
@@ -147,9 +148,7 @@ class RandomForestRegressor(RegressorMixin, _Forest):  # type: ignore[misc]
         x, targets = validate_data(
             self, X, y, dtype=np.float64, y_numeric=True, ensure_all_finite="allow-nan"
         )
-        over.agree("numbers of features", x.shape[1])
-        total, count = over.total(np.array([float(targets.sum())]), np.array([len(targets)]))
-        mean = float(total[0]) / float(count[0])
+        mean, _ = mean_of(over, targets.astype(np.float64))
         apart = targets.astype(np.float64) - mean
         bound = over.most(float(np.abs(apart).max(initial=0.0)))
         self._grow(over, x, apart[:, None], bound, self._few(x.shape[1], x.shape[1] / 3), bins)

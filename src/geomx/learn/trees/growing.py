@@ -201,6 +201,17 @@ class _Growing:
                 each.best = best_cut(each.sums, places, self._units, self._terms, each.count)
             if each is not None and each.best is None:
                 each.sums = None
+            elif (
+                each is not None
+                and each.best is not None
+                and self._chooses is not None
+                and each.sums is not None
+            ):
+                each.sums = each.sums[
+                    each.best.feature : each.best.feature + 1
+                ].copy()  # all that halving needs
+                feature = each.best.feature if each.by is None else int(each.by[each.best.feature])
+                each.by, each.best = np.array([feature]), each.best._replace(feature=0)
 
     def cut(self) -> list[_Asked]:
         """Cut leaves: what is to be added up for their children; nothing: the tree has grown."""

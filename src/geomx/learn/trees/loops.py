@@ -8,6 +8,7 @@ best_cut      the cut that gains most
 from __future__ import annotations
 
 import ctypes
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from geomx.codecs.pack.library import digest_of
 from geomx.learn.over import Floats, Ints
 from geomx.learn.trees.fixed import BITS
 
@@ -74,11 +76,18 @@ def _load() -> Any:
             ("add_histograms", None, (pointer, long, long, pointer, long, pointer, long, long, pointer)),
             ("add_pairs", ctypes.c_int, (pointer, long, long, pointer, long, pointer, long, long, pointer)),
             ("part_rows", long, (pointer, long, pointer, long, long, long, ctypes.c_int, pointer, pointer)),
+            ("source", ctypes.c_uint64, ()),
             ("best_cut", real, (pointer, long, long, long, *[pointer] * 7)),
         ):
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError):  # built for another system, or before
+        return None
+    sources = LIBRARY.with_suffix("")  # an installed package may come without them
+    if sources.exists() and library.source() != digest_of(sources):
+        warnings.warn(
+            f"{LIBRARY} is of other {sources.name}, and not used: install geomx again", stacklevel=2
+        )
         return None
     return library
 

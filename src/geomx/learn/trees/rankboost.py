@@ -16,6 +16,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from geomx.learn.agreement import begin
 from geomx.learn.over import Floats, Over
 from geomx.learn.trees import bins as binning
 from geomx.learn.trees.bins import Bins
@@ -49,9 +50,9 @@ class RankBoost(BaseEstimator):  # type: ignore[misc]
         queries = np.asarray(groups)
         if len(queries) != len(targets):
             raise ValueError(f"{len(queries)} groups for {len(targets)} rows")
-        over.agree("numbers of features", x.shape[1])
+        begin(over, self, bins=bins)
         more, less, _ = pairs_of(targets, queries)
-        self.bins_ = binning.find(over, x, self.max_bins) if bins is None else bins
+        self.bins_ = binning.given(over, x, self.max_bins, bins)
         codes = self.bins_.codes(x)
         rows, scores = np.arange(len(x), dtype=np.int32), np.zeros(len(x))
         found: list[tuple[float, float, float]] = []

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from geomx.learn.over import Floats, Ints
 
+MOST_RELEVANT = 50  # of which 2^y is still a number to add
+
 
 class Pairs(NamedTuple):
     """Places of rows: `more[i]` is more relevant than `less[i]`. `query`: the number of each row's query."""
@@ -48,5 +50,9 @@ def ideal_gain(targets: npt.NDArray[Any], query: Ints) -> Floats:
 
 
 def gains(targets: npt.NDArray[Any]) -> Floats:
-    """2^y - 1."""
+    """2^y - 1. Raises `ValueError` for what no relevance is."""
+    if targets.size and not (targets.min() >= 0 and targets.max() <= MOST_RELEVANT):
+        raise ValueError(
+            f"y from {targets.min():g} to {targets.max():g}: how relevant, from 0 to {MOST_RELEVANT}"
+        )
     return np.exp2(targets.astype(np.float64)) - 1.0

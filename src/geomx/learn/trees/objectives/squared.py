@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from geomx.learn.over import Floats, Over
+from geomx.learn.trees.fixed import mean_of
 
 
 class Squared:
@@ -18,8 +19,7 @@ class Squared:
 
     def start(self, over: Over, targets: npt.NDArray[Any]) -> Floats:
         """The mean; no residual is larger than the targets' spread, but for rows that a step overshoots."""
-        total, rows = over.total(np.atleast_1d(targets.sum()), np.array([len(targets)], np.int64))
-        mean = float(total[0]) / max(int(rows[0]), 1)
+        mean, _ = mean_of(over, targets)
         self.bounds = 2.0 * over.most(float(np.abs(targets - mean).max(initial=0.0))), 1.0
         return np.array([mean])
 
