@@ -184,11 +184,14 @@ def test_compiled_loops_are_numpys(
     rows = np.flatnonzero(rng.random(5000) < 0.9).astype(np.int32)
     places, units = np.array([40, 40, 40, 40, 3, 40]), np.full(channels, 2.0**-loops.BITS)
 
+    numbers = np.zeros((5000, 2))
+
     def found() -> Any:
         sums = loops.histograms(codes, values, rows, 41)
         cut = loops.best_cut(sums, places, units, terms, 5000.0)
         given = cut or loops.Cut(1.0, 2, 7, True)
-        return sums, cut, loops.parted(codes, given.feature, given, 40, rows)
+        loops.add_to_rows(numbers.T[1], rows, 0.3)
+        return sums, cut, loops.parted(codes[:, given.feature], given, 40, rows)
 
     sums, cut, (left, right) = found()
     assert sums.sum() == 6 * values[rows].astype(np.int64).sum()
@@ -200,6 +203,7 @@ def test_compiled_loops_are_numpys(
     assert np.array_equal(left, left_expected)
     assert np.array_equal(right, right_expected)
     assert len(left) + len(right) == len(rows)
+    assert np.array_equal(numbers[:, 1], 0.6 * np.isin(np.arange(5000), rows))
 
 
 CHECKED = [

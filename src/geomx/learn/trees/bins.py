@@ -11,6 +11,7 @@ Source: Chen and Guestrin, KDD 2016 (weighted quantiles, merged).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,13 @@ from geomx.learn.over import Floats, Over
 MOST_CUTS = 254
 QUANTILES = 256
 LEAST_ROWS = 3  # of a code, on the average
+
+
+class Coded(NamedTuple):
+    """Codes of rows, as both loops over them like them: [rows, features] and [features, rows]."""
+
+    by_row: npt.NDArray[np.uint8]
+    by_feature: npt.NDArray[np.uint8]
 
 
 class Bins:
@@ -45,14 +53,14 @@ class Bins:
             raise ValueError(f"low and high of features {wrong}: low is to be below high")
         return Bins([np.linspace(a, b, count + 1)[1:-1] for a, b in zip(low, high, strict=True)])
 
-    def codes(self, x: Floats) -> npt.NDArray[np.uint8]:
+    def codes(self, x: Floats) -> Coded:
         """Of rows [rows, features]."""
-        found = np.empty(x.shape, np.uint8)
+        found = np.empty(x.shape[::-1], np.uint8)
         for feature, cuts in enumerate(self.cuts):
             column = x[:, feature]
-            found[:, feature] = np.searchsorted(cuts, column)
-            found[np.isnan(column), feature] = self.missing
-        return found
+            found[feature] = np.searchsorted(cuts, column)
+            found[feature, np.isnan(column)] = self.missing
+        return Coded(np.ascontiguousarray(found.T), found)
 
 
 def given(over: Over, x: Floats, most: int, bins: Bins | None) -> Bins:

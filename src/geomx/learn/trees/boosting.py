@@ -26,7 +26,7 @@ from geomx.learn.trees import bins as binning
 from geomx.learn.trees.bins import Bins
 from geomx.learn.trees.fixed import unit_for, whole
 from geomx.learn.trees.growing import Conceal, Planted, Tree, grow
-from geomx.learn.trees.loops import Terms
+from geomx.learn.trees.loops import Terms, add_to_rows
 from geomx.learn.trees.objectives.contract import Objective
 from geomx.learn.trees.objectives.lambdas import Lambdas
 from geomx.learn.trees.objectives.logistic import Logistic
@@ -80,7 +80,7 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
         begin(over, self, bins=bins)
         conceal = self._concealing(objective, bins)
         self.bins_ = binning.given(over, x, self.max_bins, bins)
-        codes = self.bins_.codes(x)
+        coded = self.bins_.codes(x)
         terms = self._terms(objective)
         self.start_ = np.zeros(objective.outputs) if self.noise else objective.start(over, targets)
         scores, rows = np.tile(self.start_, (len(x), 1)), sum(over.each(len(x)))
@@ -97,9 +97,11 @@ class Boosted(BaseEstimator):  # type: ignore[misc]
                 values[:, 0] = whole(gradients[:, output], units[0])
                 values[:, 1] = whole(weights[:, output], units[1])
                 planted.append(Planted(values))
-            made = grow(over, codes, self.bins_, planted, units, terms, rows, conceal)
-            for output, (tree, leaf_of) in enumerate(made):
-                scores[:, output] += self.learning_rate * tree.value[leaf_of, 0]
+            made = grow(over, coded, self.bins_, planted, units, terms, rows, conceal)
+            for output, (tree, leaves) in enumerate(made):
+                column = scores[:, output]
+                for leaf, own in leaves:
+                    add_to_rows(column, own, self.learning_rate * float(tree.value[leaf, 0]))
             self.trees_.append([tree for tree, _ in made])
 
     def _terms(self, objective: Objective) -> Terms:

@@ -70,7 +70,7 @@ class _Forest(BaseEstimator):  # type: ignore[misc]
         """`outputs`: targets [rows, outputs], none larger than `bound`; `few`: by how many features a node is cut."""
         begin(over, self, bins=bins)
         self.bins_ = binning.given(over, x, self.max_bins, bins)
-        codes = self.bins_.codes(x)
+        coded = self.bins_.codes(x)
         first, all_rows = over.place(len(x))
         rows = np.arange(first, first + len(x), dtype=np.int64)
         terms = Terms(self.max_leaves, self.max_depth, least_weight=float(self.min_samples_leaf))
@@ -92,7 +92,7 @@ class _Forest(BaseEstimator):  # type: ignore[misc]
 
         for start in range(0, self.n_estimators, AT_ONCE):
             some = [planted(number) for number in range(start, min(start + AT_ONCE, self.n_estimators))]
-            grown = grow(over, codes, self.bins_, some, units, terms, all_rows)
+            grown = grow(over, coded, self.bins_, some, units, terms, all_rows)
             self.trees_ += [tree for tree, _ in grown]
 
     def _means(self, X: Any) -> Floats:  # noqa: N803

@@ -43,7 +43,7 @@ class Terms:
         least_weight: H of a child, at least.
         least_rows: Rows of a child, at least; in proportion to H, as if the rows of a node weighed alike.
         least_told: H of a node that has a value, at least; of others it is 0.
-        leafwise: Always the leaf that gains most is cut; else level by level.
+        leafwise: The leaves that gain most are cut; else all of a level.
     """
 
     leaves: int = 31
@@ -75,7 +75,8 @@ def _load() -> Any:
         for name, result, arguments in (
             ("add_histograms", None, (pointer, long, long, pointer, long, pointer, long, long, pointer)),
             ("add_pairs", ctypes.c_int, (pointer, long, long, pointer, long, pointer, long, long, pointer)),
-            ("part_rows", long, (pointer, long, pointer, long, long, long, ctypes.c_int, pointer, pointer)),
+            ("part_rows", long, (pointer, pointer, long, long, long, ctypes.c_int, pointer, pointer)),
+            ("add_to_rows", None, (pointer, long, pointer, long, real)),
             ("source", ctypes.c_uint64, ()),
             ("best_cut", real, (pointer, long, long, long, *[pointer] * 7)),
         ):
@@ -133,18 +134,31 @@ def histograms(codes: Codes, values: Whole, rows: Rows, bins: int) -> Ints:
     return sums
 
 
-def parted(codes: Codes, feature: int, cut: Cut, missing: int, rows: Rows) -> tuple[Rows, Rows]:
-    """The rows on the left of a cut, and those on the right, in their order. `missing`: its code."""
+def parted(column: Codes, cut: Cut, missing: int, rows: Rows) -> tuple[Rows, Rows]:
+    """The rows on the left of a cut, and those on the right, in their order.
+
+    `column`: the codes of the cut's feature; `missing`: the code of what is missing.
+    """
     if _library is None:
-        column = codes[rows, feature]
-        is_left = (column <= cut.code) | ((column == missing) & cut.missing_left)
+        own = column[rows]
+        is_left = (own <= cut.code) | ((own == missing) & cut.missing_left)
         return rows[is_left], rows[~is_left]
+    column = np.ascontiguousarray(column)
     left, right = np.empty(len(rows) + 1, np.int32), np.empty(len(rows) + 1, np.int32)
     lefts = _library.part_rows(
-        codes.ctypes.data + feature, codes.shape[1], rows.ctypes.data, len(rows), cut.code, missing,
+        column.ctypes.data, rows.ctypes.data, len(rows), cut.code, missing,
         int(cut.missing_left), left.ctypes.data, right.ctypes.data,
     )  # fmt: skip
     return left[:lefts], right[: len(rows) - lefts]
+
+
+def add_to_rows(numbers: Floats, rows: Rows, value: float) -> None:
+    """To the numbers of some rows, [all rows], in place."""
+    if _library is None:
+        numbers[rows] += value
+        return
+    stride = numbers.strides[0] // numbers.itemsize
+    _library.add_to_rows(numbers.ctypes.data, stride, rows.ctypes.data, len(rows), value)
 
 
 def best_cut(sums: Ints, places: Ints, units: Floats, terms: Terms, count: float) -> Cut | None:

@@ -53,7 +53,7 @@ class RankBoost(BaseEstimator):  # type: ignore[misc]
         begin(over, self, bins=bins)
         more, less, _ = pairs_of(targets, queries)
         self.bins_ = binning.given(over, x, self.max_bins, bins)
-        codes = self.bins_.codes(x)
+        coded = self.bins_.codes(x)
         rows, scores = np.arange(len(x), dtype=np.int32), np.zeros(len(x))
         found: list[tuple[float, float, float]] = []
         for _ in range(self.n_estimators):
@@ -63,7 +63,7 @@ class RankBoost(BaseEstimator):  # type: ignore[misc]
             pull = np.bincount(more, share, len(x)) - np.bincount(less, share, len(x))
             unit = unit_for(over.most(float(np.abs(pull).max(initial=0.0))))
             values = whole(np.asarray(pull, np.float64), unit)[:, None]
-            sums = over.total(histograms(codes, values, rows, self.bins_.count))[0][:, :, 0] * unit
+            sums = over.total(histograms(coded.by_row, values, rows, self.bins_.count))[0][:, :, 0] * unit
             right = sums.sum(1, keepdims=True) - np.cumsum(sums, axis=1)  # of rows above each cut
             for feature, cuts in enumerate(self.bins_.cuts):
                 right[feature, len(cuts) :] = 0.0  # there is no such cut
@@ -74,7 +74,7 @@ class RankBoost(BaseEstimator):  # type: ignore[misc]
                 break
             alpha = 0.5 * np.log((1.0 + r) / (1.0 - r))
             found.append((feature, float(self.bins_.cuts[feature][code]), float(alpha)))
-            scores += alpha * (codes[:, feature] > code)
+            scores += alpha * (coded.by_feature[feature] > code)
         self.thresholds_ = np.array(found).reshape(-1, 3)
         return self
 

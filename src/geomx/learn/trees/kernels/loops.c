@@ -68,19 +68,25 @@ int add_pairs(const uint8_t *codes, int64_t stride, int64_t features, const int3
 
 /* Rows whose code is at most `code`, or missing where these go left, to `left`; the others to `right`. How many are
    left. Both have room for all, and one more. */
-int64_t part_rows(const uint8_t *codes, int64_t stride, const int32_t *rows, int64_t count, int64_t code,
+int64_t part_rows(const uint8_t *codes, const int32_t *rows, int64_t count, int64_t code,
                   int64_t missing, int missing_left, int32_t *left, int32_t *right)
 {
     int64_t lefts = 0;
     for (int64_t i = 0; i < count; i++) {
-        const int64_t own = codes[rows[i] * stride];
+        const int64_t own = codes[rows[i]];
         const int goes_left = (own <= code) | ((own == missing) & missing_left);
-        __builtin_prefetch(codes + soon(rows, i, count) * stride);
         left[lefts] = rows[i];
         right[i - lefts] = rows[i];
         lefts += goes_left;
     }
     return lefts;
+}
+
+/* Adds a value to the numbers of some rows, each `stride` behind the one before. */
+void add_to_rows(double *numbers, int64_t stride, const int32_t *rows, int64_t count, double value)
+{
+    for (int64_t i = 0; i < count; i++)
+        numbers[rows[i] * stride] += value;
 }
 
 static inline double soft(double value, double sparse)
