@@ -5,11 +5,11 @@
     python benchmarks/trees.py --lab                     two sites, 100 Mbit/s, 30 ms there and back; needs root
 
 Each party has half of the rows, and a worker of one thread. Seconds are of binning and training, of the slower worker.
-LightGBM: two processes side by side, each with its half alone; its AUC is of all rows. AUC is on rows that nobody has
-trained on. With `--lab` each party is a site (a network namespace), the global server and XGBoost's tracker stand in
-site A, and bytes are those that the link's device in site B has counted meanwhile. Without, they are those of the run's
-report, of a party. `formula`: features x 256 codes x 16 bytes x leaves, of a tree and way. `--worker` is what each
-process is. Adds rows to out/bench/trees.jsonl.
+Ours is `GBDTClassifier`, with `--lab` `XGBClassifier`. LightGBM: two processes side by side, each with its half alone;
+its AUC is of all rows. AUC is on rows that nobody has trained on. With `--lab` each party is a site (a network
+namespace), the global server and XGBoost's tracker stand in site A, and bytes are those that the link's device in site
+B has counted meanwhile. Without, they are those of the run's report, of a party. `formula`: features x 256 codes x 16
+bytes x leaves, of a tree and way. `--worker` is what each process is. Adds rows to out/bench/trees.jsonl.
 """
 
 import argparse
@@ -63,9 +63,11 @@ def drawn(place: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def ours(options: Options, run: Any, x: np.ndarray, y: np.ndarray) -> Fitted:
-    from geomx.learn import GBDTClassifier  # noqa: PLC0415
+    from geomx.learn import GBDTClassifier, XGBClassifier  # noqa: PLC0415
 
-    model = GBDTClassifier(options.rounds, learning_rate=RATE, max_leaves=options.leaves, max_bins=BINS)
+    model: GBDTClassifier = XGBClassifier(options.rounds, learning_rate=RATE, max_bins=BINS)
+    if not options.lab:
+        model = GBDTClassifier(options.rounds, learning_rate=RATE, max_leaves=options.leaves, max_bins=BINS)
     model.fit(x, y, run=run)
     leaves = statistics.fmean(int((tree.feature < 0).sum()) for made in model.trees_ for tree in made)
     return lambda rows: model.predict_proba(rows)[:, 1], leaves
@@ -133,6 +135,7 @@ def tell(place: int, ready: Callable[[], Any], fit: Fit, judged: Fit | None = No
 def command_of(system: str, options: Options, *more: object) -> tuple[str, ...]:
     """Of a worker."""
     given = ("--rows", options.rows, "--rounds", options.rounds, "--leaves", options.leaves, *more)
+    given += ("--lab",) if options.lab else ()
     return sys.executable, str(Path(__file__).resolve()), "--worker", system, *map(str, given)
 
 
@@ -216,7 +219,12 @@ def main() -> None:
     add("--network", default="100mbit-30ms", metavar="NAME", help="a file of lab/networks, for --lab")
     add("--rows", type=int, default=1_000_000, help="of both parties together")
     add("--rounds", type=int, default=100)
-    add("--leaves", type=int, default=31, help="ours and LightGBM's; XGBoost's depth of 6 has up to 64")
+    add(
+        "--leaves",
+        type=int,
+        default=31,
+        help="on loopback; over the lab trees have a depth of 6, so up to 64",
+    )
     add("--turns", type=int, default=1, help="systems take turns")
     add("--worker", choices=("ours", "lightgbm", "xgboost"), help=argparse.SUPPRESS)
     add("--place", type=int, default=0, help=argparse.SUPPRESS)
