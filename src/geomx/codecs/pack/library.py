@@ -15,7 +15,8 @@ _POINTER, _LONG, _INT, _BITS, _FLOAT = (
     ctypes.c_uint32,
     ctypes.c_float,
 )
-_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+Signatures = dict[str, tuple[object, tuple[object, ...]]]  # of functions: what they give and take
+_SIGNATURES: Signatures = {
     "largest_bits": (_BITS, (_POINTER, _LONG)),
     "take_blocks": (_BITS, (_POINTER, _POINTER, _LONG, _LONG, _INT, _BITS, _POINTER, _POINTER, _POINTER)),
     "give_blocks": (_INT, (_POINTER, _POINTER, _LONG, _LONG, _INT, _POINTER)),
@@ -27,7 +28,6 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "give_two_bits": (_INT, (_POINTER, _LONG, _FLOAT, _POINTER)),
     "take_bf16": (_BITS, (_POINTER, _POINTER, _LONG, _POINTER)),
     "give_bf16": (_BITS, (_POINTER, _LONG, _POINTER)),
-    "source": (ctypes.c_uint64, ()),
     "has_fp16": (_INT, ()),
     "take_fp16": (None, (_POINTER, _LONG, _FLOAT, _FLOAT, _POINTER)),
     "give_fp16": (_BITS, (_POINTER, _LONG, _FLOAT, _POINTER)),
@@ -52,22 +52,21 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
 }
 
 
-def load() -> ctypes.CDLL | None:
+def load(path: Path = LIBRARY, signatures: Signatures = _SIGNATURES) -> ctypes.CDLL | None:
     """None where the package was built without, for another system, or from another source."""
-    if not LIBRARY.exists():
+    if not path.exists():
         return None
     try:
-        library = ctypes.CDLL(str(LIBRARY))
-        for name, (result, arguments) in _SIGNATURES.items():
+        library = ctypes.CDLL(str(path))
+        library.source.restype = ctypes.c_uint64
+        for name, (result, arguments) in signatures.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError):  # built for another system
         return None
-    sources = LIBRARY.with_suffix("")  # an installed package may come without them
+    sources = path.with_suffix("")  # an installed package may come without them
     if sources.exists() and library.source() != digest_of(sources):
-        warnings.warn(
-            f"{LIBRARY} is of other {sources.name}, and not used: install geomx again", stacklevel=2
-        )
+        warnings.warn(f"{path} is of other {sources.name}, and not used: install geomx again", stacklevel=2)
         return None
     return library
 

@@ -8,7 +8,6 @@ best_cut      the cut that gains most
 from __future__ import annotations
 
 import ctypes
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from geomx.codecs.pack.library import digest_of
+from geomx.codecs.pack.library import Signatures, load
 from geomx.learn.over import Floats, Ints
 from geomx.learn.trees.fixed import BITS
 
@@ -66,34 +65,16 @@ class Cut(NamedTuple):
     missing_left: bool
 
 
-def _load() -> Any:
-    if not LIBRARY.exists():
-        return None
-    try:
-        library = ctypes.CDLL(str(LIBRARY))
-        pointer, long, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-        for name, result, arguments in (
-            ("add_histograms", None, (pointer, long, long, pointer, long, pointer, long, long, pointer)),
-            ("add_pairs", ctypes.c_int, (pointer, long, long, pointer, long, pointer, long, long, pointer)),
-            ("part_rows", long, (pointer, pointer, long, long, long, ctypes.c_int, pointer, pointer)),
-            ("add_to_rows", None, (pointer, long, pointer, long, real)),
-            ("source", ctypes.c_uint64, ()),
-            ("best_cut", real, (pointer, long, long, long, *[pointer] * 7)),
-        ):
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError):  # built for another system, or before
-        return None
-    sources = LIBRARY.with_suffix("")  # an installed package may come without them
-    if sources.exists() and library.source() != digest_of(sources):
-        warnings.warn(
-            f"{LIBRARY} is of other {sources.name}, and not used: install geomx again", stacklevel=2
-        )
-        return None
-    return library
-
-
-_library = _load()
+_POINTER, _LONG, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+_HISTOGRAMS = (_POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _LONG, _POINTER)
+_SIGNATURES: Signatures = {
+    "add_histograms": (None, _HISTOGRAMS),
+    "add_pairs": (ctypes.c_int, _HISTOGRAMS),
+    "part_rows": (_LONG, (_POINTER, _POINTER, _LONG, _LONG, _LONG, ctypes.c_int, _POINTER, _POINTER)),
+    "add_to_rows": (None, (_POINTER, _LONG, _POINTER, _LONG, _REAL)),
+    "best_cut": (_REAL, (_POINTER, _LONG, _LONG, _LONG, *[_POINTER] * 7)),
+}
+_library = load(LIBRARY, _SIGNATURES)
 
 
 def histograms(codes: Codes, values: Whole, rows: Rows, bins: int) -> Ints:
