@@ -1,7 +1,7 @@
 """Trains each algorithm of `geomx.learn` over three unequal parties of unlike rows, beside one machine and a reference.
 
     python benchmarks/learn.py                 all, over 100 Mbit/s and 30 ms; out/learn.json
-    python benchmarks/learn.py k-means GBDT    some
+    python benchmarks/learn.py k-means GBDT    some; rows of others stay as they are
     python benchmarks/learn.py --alone         quality on one machine only
 
 Each is trained by the reference on all rows, by ours on all rows, and by ours in a run of three parties of one worker
@@ -107,10 +107,9 @@ def main() -> None:
     if chosen.worker:
         worker(chosen.worker)
         return
-    rows = []
+    rows = {row["algorithm"]: row for row in json.loads(OUT.read_text())["rows"]} if OUT.exists() else {}
     for name in chosen.algorithms or CASES:
         row = measured(name, chosen.alone)
-        rows.append(row)
         told = "  ".join(f"{key} {row[key]:.4f}" for key in ("reference", "alone", "parties") if key in row)
         traffic = (
             f"{row['wan_bytes'] / 1e6:.2f} MB over the WAN in {row['seconds']:.1f} s"
@@ -118,10 +117,11 @@ def main() -> None:
             else ""
         )
         print(f"{name:20s} {row['data']:18s} {row['metric'][:18]:18s} {told}  {traffic}", flush=True)
-    if not chosen.alone:
-        OUT.parent.mkdir(exist_ok=True)
-        OUT.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
-        print(f"{OUT}")
+        if not chosen.alone:
+            rows[name] = row
+            OUT.parent.mkdir(exist_ok=True)
+            every = [rows[each] for each in CASES if each in rows]
+            OUT.write_text(json.dumps({"rows": every}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

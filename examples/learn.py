@@ -18,7 +18,7 @@ def main() -> None:
     known, asked, labels, answers = train_test_split(x, y, random_state=0)
     run = geomx.join()
     order = np.argsort(labels, kind="stable")  # one has nearly all of the ill
-    own = np.split(order, [len(order) // 3])[run.workers.index(run.name)]
+    own = np.array_split(order, [len(order) // 3] if len(run.workers) > 1 else 1)[run.workers.index(run.name)]
 
     here = GBDTClassifier(20, max_bins=32).fit(known[own], labels[own]) if len(set(labels[own])) > 1 else None
     both = GBDTClassifier(20, max_bins=32).fit(known[own], labels[own], run=run)

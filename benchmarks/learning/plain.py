@@ -122,7 +122,7 @@ class PlainFactorization:
 
         module = _Factors(int(x[:, 0].max()) + 1, int(x[:, 1].max()) + 1)
         targets = torch.as_tensor(y - self._mean, dtype=torch.float32)
-        self._module = descend(module, loss, x, targets, epochs=30, batch=1024, lr=1e-2)
+        self._module = descend(module, loss, x, targets, epochs=30, batch=8192, lr=0.05)
         return self
 
     @torch.no_grad()

@@ -83,5 +83,5 @@ def test_labels_and_features_are_agreed_upon() -> None:
         own = np.eye(4 if run.party == "A" else 3)
         LogisticRegression().fit(own, np.arange(len(own)) % 2, run=run)
 
-    with pytest.raises(Disagreement, match="different numbers of features: 4, 3"):
+    with pytest.raises(Disagreement, match="different numbers of features: 4 at A/0, 3 at B/0"):
         train((1, 1), main)

@@ -142,11 +142,15 @@ def test_several_fits_of_one_run() -> None:
 @pytest.mark.parametrize(
     ("here", "there", "what"),
     [
-        (lambda: LogisticRegression(C=1.0), lambda: LogisticRegression(C=2.0), "C: 1.0, 2.0"),
-        (lambda: GBDTClassifier(2), lambda: GBDTClassifier(2, learning_rate=0.5), "learning_rate: 0.1, 0.5"),
+        (lambda: LogisticRegression(C=1.0), lambda: LogisticRegression(C=2.0), "C: 1.0 at A/0, 2.0 at B/0"),
+        (
+            lambda: GBDTClassifier(2),
+            lambda: GBDTClassifier(2, learning_rate=0.5),
+            "learning_rate: 0.1 at A/0, 0.5 at B/0",
+        ),
         (lambda: KMeans(2, init=[[0.0] * 30] * 2), lambda: KMeans(2, init=[[1.0] * 30] * 2), "init: "),
-        (FTRLClassifier, lambda: FTRLClassifier(random_state=1), "random_state: 0, 1"),
-        (lambda: KMeans(2), StandardScaler, "kinds of estimators: KMeans, StandardScaler"),
+        (FTRLClassifier, lambda: FTRLClassifier(random_state=1), "random_state: 0 at A/0, 1 at B/0"),
+        (lambda: KMeans(2), StandardScaler, "kinds of estimators: KMeans at A/0, StandardScaler at B/0"),
     ],
 )
 def test_parameters_are_agreed_upon(here: Any, there: Any, what: str) -> None:
@@ -188,6 +192,16 @@ def test_parameters_that_cannot_be(model: Any, what: str) -> None:
         model.fit(x, y)
 
 
+def test_labels_of_one_kind() -> None:
+    x, y = CANCER
+
+    def main(run: LiveRun) -> None:
+        LogisticRegression().fit(x, y.astype(str) if place_of(run) else y, run=run)
+
+    with pytest.raises(GeomxError, match="labels are numbers at A/0, texts at B/0"):
+        train((1, 1), main)
+
+
 def test_bins_of_other_features() -> None:
     x, y = CANCER
     bins = Bins.even([0.0] * 3, [1.0] * 3, 8)
@@ -198,5 +212,9 @@ def test_bins_of_other_features() -> None:
         RankBoost(2).fit(x, y, np.zeros(len(y)), bins=bins)
     with pytest.raises(ValueError, match=r"features \[1\]: low is to be below high"):
         Bins.even([0.0, 2.0], [1.0, 1.0], 8)
+    with pytest.raises(TypeError, match="for their number give max_bins"):
+        GBDTClassifier(2).fit(x, y, bins=32)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="rows of X are flat"):
+        CNNClassifier((1, 4, 4)).fit(x, y)
     with pytest.raises(ValueError, match="how relevant, from 0 to 50"):
         LambdaMART(2).fit(x, 1024 * y, np.zeros(len(y)))

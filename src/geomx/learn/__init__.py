@@ -7,6 +7,11 @@ with its equation, its source, and what travels. Nothing below this folder knows
 
 from __future__ import annotations
 
+import importlib.util
+
+if importlib.util.find_spec("sklearn") is None:
+    raise ImportError("geomx.learn needs scikit-learn and scipy: pip install '.[learn]' in a clone of geomx")
+
 from geomx.learn.adarank import AdaRank
 from geomx.learn.incremental.extraction import FeatureClassifier
 from geomx.learn.incremental.tuning import FineTunedClassifier

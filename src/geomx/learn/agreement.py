@@ -51,11 +51,12 @@ def begin(over: Over, estimator: Any, **more: Any) -> None:
     told["numbers of features"] = str(getattr(estimator, "n_features_in_", 0))
     told["features"] = "" if names is None else _told(np.asarray(names, str))
     told |= {name: _told(value) for name, value in {**parameters, **more}.items() if name not in OWN}
-    every = over.each(told)
+    every = over.by_worker(told)
     for name in told:
-        said = [each.get(name, "none") for each in every]
-        if any(each != said[0] for each in said):
-            raise Disagreement(f"the workers have different {name}: {', '.join(said)}")
+        said = {worker: each.get(name, "none") for worker, each in every.items()}
+        if len(set(said.values())) > 1:
+            each = ", ".join(f"{value} at {worker}" for worker, value in said.items())
+            raise Disagreement(f"the workers have different {name}: {each}")
 
 
 def _told(value: Any) -> str:

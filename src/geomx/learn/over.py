@@ -13,7 +13,6 @@ with the model of the rows that are left; another ends with an error, since its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,11 +50,15 @@ class Over:
 
     def each(self, value: Any) -> list[Any]:
         """What each worker gives: numbers, texts, lists and dicts of them."""
+        return list(self.by_worker(value).values())
+
+    def by_worker(self, value: Any) -> dict[str, Any]:
+        """The same, by the workers' names."""
         if self._run is None:
-            return [value]
+            return {"here": value}
         found: dict[str, Any] = self._run.map(value)
         self._check_all(len(found))
-        return list(found.values())
+        return found
 
     def joined(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The rows of all workers, in the order of the run."""
@@ -93,13 +96,6 @@ class Over:
             )
         self._taking_part = count
 
-    def agree(self, what: str, value: Any) -> None:
-        """Raises `Disagreement` where workers have different values, such as numbers of features."""
-        said = self.each(value)
-        if any(each != said[0] for each in said):
-            told = ", ".join(str(each) for each in said)
-            raise Disagreement(f"the workers have different {what}: {told}")
-
 
 def uniform(rows: Ints, seed: int, stream: int) -> Floats:
     """Random numbers in [0, 1) of rows, by their numbers: the same wherever they lie."""
@@ -107,6 +103,9 @@ def uniform(rows: Ints, seed: int, stream: int) -> Floats:
 
 
 def classes_of(over: Over, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """All labels that some worker has, in order."""
-    own: Sequence[Any] = np.unique(labels).tolist()
-    return np.unique(np.array([label for each in over.each(own) for label in each]))
+    """All labels that some worker has, in order. Raises `Disagreement` where some are texts and others numbers."""
+    every = over.by_worker(np.unique(labels).tolist())
+    kinds = {name: "texts" if isinstance(own[0], str) else "numbers" for name, own in every.items() if own}
+    if len(set(kinds.values())) > 1:
+        raise Disagreement(f"labels are {', '.join(f'{kind} at {name}' for name, kind in kinds.items())}")
+    return np.unique(np.array([label for own in every.values() for label in own]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -40,6 +41,11 @@ class NetworkClassifier(Probable, Network):
         """
         x, labels = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(labels)
+        shape = getattr(self, "shape", None)
+        if shape is not None and math.prod(shape) != x.shape[1]:
+            raise ValueError(
+                f"shape={shape} has {math.prod(shape)} features, and X {x.shape[1]}: rows of X are flat"
+            )
         self.classes_ = known_classes(labels, run, classes)
         places = self._tensor(np.searchsorted(self.classes_, labels), torch.int64)
         rows = self._tensor(x)

@@ -67,6 +67,10 @@ def given(over: Over, x: Floats, most: int, bins: Bins | None) -> Bins:
     """Those that are given, or of the rows of all workers. Raises `ValueError` where they are of other features."""
     if bins is None:
         return find(over, x, most)
+    if not isinstance(bins, Bins):
+        raise TypeError(
+            f"bins={bins!r}: a Bins, such as Bins.even(low, high, count); for their number give max_bins"
+        )
     if len(bins.cuts) != x.shape[1]:
         raise ValueError(f"bins of {len(bins.cuts)} features for rows of {x.shape[1]}")
     return bins

@@ -26,9 +26,6 @@ from geomx.learn.trees.loops import Cut, Rows, Terms, Whole, best_cut, histogram
 LEAF = -1
 ROOM_BYTES = 1 << 26  # of histograms in one call
 NEARLY = 0.6  # as much as the best leaf gains those that are cut with it
-ROOM_BYTES = 1 << 26  # of histograms in one call
-LAST = 4
-LIKELY = 0.5  # to be cut: what gains this share of the most
 Chooses = Callable[[int], Ints]  # of a node, by number: the features that it may be cut by
 Conceal = Callable[[list[Ints]], list[Ints]]  # of histograms of one tree that leave together
 
