@@ -79,6 +79,7 @@ def test_a_network_is_one_machines(
     assert not np.allclose(outputs(one), begins, atol=2e-2)
 
 
+@pytest.mark.grids
 def test_networks_learn() -> None:
     assert CNNClassifier(epochs=10).fit(KNOWN, LABELS).score(ASKED, ANSWERS) > 0.95
     assert RNNClassifier(epochs=10).fit(KNOWN, LABELS).score(ASKED, ANSWERS) > 0.9
