@@ -28,15 +28,18 @@ from geomx.train.calls.run_calls import RunCalls
 Kernel = Literal["linear", "rbf"]
 
 
+@dataclass(eq=False, repr=False)
 class _Vectors(Linear):
     """Parameters and features of both."""
 
-    kernel: Kernel
-    gamma: float
-    components: int
-    random_state: int
-    tol: float
-    max_iter: int
+    _: KW_ONLY
+    kernel: Kernel = "linear"
+    gamma: float = 1.0
+    components: int = 500
+    fit_intercept: bool = True
+    random_state: int = 0
+    tol: float = 1e-12
+    max_iter: int = 100
 
     def _features(self, x: Floats) -> Floats:
         """Of rows without the ones."""
@@ -89,14 +92,6 @@ class SVC(Scored, _Vectors):
     """
 
     C: float = 1.0
-    _: KW_ONLY
-    kernel: Kernel = "linear"
-    gamma: float = 1.0
-    components: int = 500
-    fit_intercept: bool = True
-    random_state: int = 0
-    tol: float = 1e-12
-    max_iter: int = 100
 
     def fit(self, X: Any, y: Any, run: RunCalls | None = None) -> Self:  # noqa: N803
         """Train on the rows of all workers; see `LogisticRegression.fit`."""
@@ -135,14 +130,6 @@ class SVR(RegressorMixin, _Vectors):  # type: ignore[misc]
 
     C: float = 1.0
     epsilon: float = 0.0
-    _: KW_ONLY
-    kernel: Kernel = "linear"
-    gamma: float = 1.0
-    components: int = 500
-    fit_intercept: bool = True
-    random_state: int = 0
-    tol: float = 1e-12
-    max_iter: int = 100
 
     def fit(self, X: Any, y: Any, run: RunCalls | None = None) -> Self:  # noqa: N803
         """Train on the rows of all workers; see `LogisticRegression.fit`."""
